@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note OR MIT
+
+//! Why a request did not go direct: one list for the kernel, the library, the
+//! tools and every counter.
+
+/// Why a request did not go direct, was refused, or is not certain.
+///
+/// One list for kernel, library, tools and counters. Numbers below 256 come from
+/// the module, those above from user space; none is ever used again for
+/// something else.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// There is nothing to explain.
+    None = 0,
+    /// A flag that this module does not know.
+    UnknownFlag = 1,
+    /// A reserved member is not zero.
+    ReservedNotZero = 2,
+    /// The structure is too short, or has an unknown tail that is not zero.
+    StructSize = 3,
+    /// Offset and length overflow.
+    Overflow = 4,
+    /// The range leaves the registration.
+    OutOfRange = 5,
+    /// The length is 0.
+    EmptyRange = 6,
+    /// No such registration in this open file.
+    NoRegistration = 7,
+    /// No such descriptor.
+    BadDescriptor = 8,
+    /// The descriptor is not open for this direction.
+    OpenMode = 9,
+    /// A write through an append-only descriptor.
+    AppendMode = 10,
+    /// Neither a regular file nor a block device.
+    FileType = 11,
+    /// The file system has no direct I/O for this file.
+    NoDirectIo = 12,
+    /// The file is one for which direct I/O falls back to the page cache.
+    DioAlignZero = 13,
+    /// A file system that is not known to pass pages on untouched.
+    FileSystem = 14,
+    /// The file has no block device below it.
+    NoBlockDevice = 15,
+    /// The block queue does not take peer-to-peer pages.
+    QueueNoP2pdma = 16,
+    /// The block device is not a PCI device.
+    NoPciDevice = 17,
+    /// PCI devices that cannot reach each other.
+    P2pDistance = 18,
+    /// The file offset is not aligned.
+    UnalignedOffset = 19,
+    /// The length is not aligned.
+    UnalignedLength = 20,
+    /// Buffer address or buffer offset is not aligned.
+    UnalignedBuffer = 21,
+    /// The memory is not P2PDMA memory.
+    NotP2pdma = 22,
+    /// Part of the range is not mapped, or not writable.
+    NotMapped = 23,
+    /// The range holds memory of more than one provider.
+    MixedProviders = 24,
+    /// The provider's PCI device is gone or going.
+    ProviderGone = 25,
+    /// The open file has as many registrations as it may have.
+    RegistrationLimit = 26,
+    /// The range is larger than a registration may be.
+    RegistrationSize = 27,
+    /// The caller is not the process image that opened the device.
+    ForeignProcess = 28,
+    /// The file is on DAX: the CPU would copy.
+    Dax = 29,
+    /// The file is encrypted: the CPU would touch the data.
+    Encrypted = 30,
+    /// The file has verity: the CPU would read the data.
+    Verity = 31,
+    /// The device wants stable pages: the kernel would bounce the data.
+    StableWrites = 32,
+    /// The device has integrity metadata: the CPU would read the data.
+    Integrity = 33,
+    /// Translating IOMMU, and the queue merges requests.
+    MergeBarrier = 34,
+    /// A fatal signal came between two parts.
+    Interrupted = 35,
+    /// The device or the file system reported an error.
+    IoError = 36,
+    /// The kernel refused to map the pages for the device.
+    MapRefused = 37,
+    /// Part of the data was written into the buffer by the CPU.
+    CpuFilled = 38,
+    /// The file system fell back to the page cache.
+    BufferedFallback = 39,
+    /// The kernel's accounts hold other I/O too, and decide nothing.
+    AccountsUnclear = 40,
+    /// The file lies on the file system's realtime device.
+    RealtimeDevice = 41,
+    /// No memory for the request.
+    NoMemory = 42,
+    /// There are as many providers as there are merge hints.
+    ProviderLimit = 43,
+    /// The structure could not be read from, or written to, the caller's memory.
+    BadAddress = 44,
+    /// Bounce buffers are forced for this device.
+    Swiotlb = 45,
+    /// `/dev/vramio` does not exist: the module is not loaded.
+    NoModule = 256,
+    /// The module's ABI is older than this program needs.
+    ModuleAbi = 257,
+    /// The caller may not open `/dev/vramio`.
+    NoPermission = 258,
+    /// The program or the driver has no way to this GPU's memory.
+    NoGpu = 259,
+}
+
+impl Reason {
+    /// Every reason, in the order of the numbers.
+    pub const ALL: [Reason; 50] = [
+        Reason::None,
+        Reason::UnknownFlag,
+        Reason::ReservedNotZero,
+        Reason::StructSize,
+        Reason::Overflow,
+        Reason::OutOfRange,
+        Reason::EmptyRange,
+        Reason::NoRegistration,
+        Reason::BadDescriptor,
+        Reason::OpenMode,
+        Reason::AppendMode,
+        Reason::FileType,
+        Reason::NoDirectIo,
+        Reason::DioAlignZero,
+        Reason::FileSystem,
+        Reason::NoBlockDevice,
+        Reason::QueueNoP2pdma,
+        Reason::NoPciDevice,
+        Reason::P2pDistance,
+        Reason::UnalignedOffset,
+        Reason::UnalignedLength,
+        Reason::UnalignedBuffer,
+        Reason::NotP2pdma,
+        Reason::NotMapped,
+        Reason::MixedProviders,
+        Reason::ProviderGone,
+        Reason::RegistrationLimit,
+        Reason::RegistrationSize,
+        Reason::ForeignProcess,
+        Reason::Dax,
+        Reason::Encrypted,
+        Reason::Verity,
+        Reason::StableWrites,
+        Reason::Integrity,
+        Reason::MergeBarrier,
+        Reason::Interrupted,
+        Reason::IoError,
+        Reason::MapRefused,
+        Reason::CpuFilled,
+        Reason::BufferedFallback,
+        Reason::AccountsUnclear,
+        Reason::RealtimeDevice,
+        Reason::NoMemory,
+        Reason::ProviderLimit,
+        Reason::BadAddress,
+        Reason::Swiotlb,
+        Reason::NoModule,
+        Reason::ModuleAbi,
+        Reason::NoPermission,
+        Reason::NoGpu,
+    ];
+
+    /// The reason with this number.
+    pub fn from_raw(raw: u32) -> Option<Reason> {
+        Reason::ALL.into_iter().find(|r| *r as u32 == raw)
+    }
+
+    /// Stable name, for logs, counters and metrics.
+    pub const fn name(self) -> &'static str {
+        self.text().0
+    }
+
+    /// A sentence for people, without a full stop.
+    pub const fn sentence(self) -> &'static str {
+        self.text().1
+    }
+
+    /// What to do about it.
+    pub const fn fix(self) -> &'static str {
+        self.text().2
+    }
+
+    const fn text(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Reason::None => (
+                "none",
+                "there is nothing to explain",
+                "nothing to do",
+            ),
+            Reason::UnknownFlag => (
+                "unknown-flag",
+                "a flag is set that this module does not know",
+                "use a module as new as the program, or clear the flag",
+            ),
+            Reason::ReservedNotZero => (
+                "reserved-not-zero",
+                "a reserved member is not zero",
+                "zero the structure before filling it in",
+            ),
+            Reason::StructSize => (
+                "struct-size",
+                "the structure is too short, or has an unknown tail that is not zero",
+                "set size to the size of the structure, and use a module as new as the program",
+            ),
+            Reason::Overflow => (
+                "overflow",
+                "offset and length overflow",
+                "pass an offset and a length whose sum is below 2^63",
+            ),
+            Reason::OutOfRange => (
+                "out-of-range",
+                "the range leaves the registration",
+                "keep buffer offset and length inside the registered range",
+            ),
+            Reason::EmptyRange => (
+                "empty-range",
+                "the length is 0",
+                "register at least one page",
+            ),
+            Reason::NoRegistration => (
+                "no-registration",
+                "no such registration in this open file",
+                "register the memory through the same open file",
+            ),
+            Reason::BadDescriptor => (
+                "bad-descriptor",
+                "no such descriptor",
+                "pass a descriptor that is open in the calling process",
+            ),
+            Reason::OpenMode => (
+                "open-mode",
+                "the descriptor is not open for this direction",
+                "open the file for reading to read, for writing to write",
+            ),
+            Reason::AppendMode => (
+                "append-mode",
+                "the descriptor is append-only, so a write at an offset cannot be honoured",
+                "open the file without O_APPEND",
+            ),
+            Reason::FileType => (
+                "file-type",
+                "neither a regular file nor a block device",
+                "use a regular file or a block device",
+            ),
+            Reason::NoDirectIo => (
+                "no-direct-io",
+                "the file system has no direct I/O for this file",
+                "move the file to ext4 or XFS on NVMe",
+            ),
+            Reason::DioAlignZero => (
+                "dio-align-zero",
+                "direct I/O on this file falls back to the page cache (journalled data, encryption, verity or inline data)",
+                "mount without data=journal, and clear the file's j attribute",
+            ),
+            Reason::FileSystem => (
+                "file-system",
+                "the file system is not known to pass pages on untouched",
+                "use ext4, XFS or the block device itself",
+            ),
+            Reason::NoBlockDevice => (
+                "no-block-device",
+                "the file has no block device below it",
+                "use a file on a local NVMe drive",
+            ),
+            Reason::QueueNoP2pdma => (
+                "queue-no-p2pdma",
+                "the block device's queue does not take peer-to-peer pages",
+                "use an NVMe drive, or md raid0/1/10 of NVMe drives; device mapper and loop devices never take them",
+            ),
+            Reason::NoPciDevice => (
+                "no-pci-device",
+                "the block device is not one PCI device",
+                "use the NVMe drive itself",
+            ),
+            Reason::P2pDistance => (
+                "p2p-distance",
+                "drive and GPU cannot reach each other over PCIe",
+                "put both below one PCIe switch; check ACS redirection and the host bridge (kernel log: pci p2pdma)",
+            ),
+            Reason::UnalignedOffset => (
+                "unaligned-offset",
+                "the file offset is not a multiple of the target's alignment",
+                "align it to the probe's offset_align",
+            ),
+            Reason::UnalignedLength => (
+                "unaligned-length",
+                "the length is not a multiple of the target's alignment",
+                "align it to the probe's offset_align",
+            ),
+            Reason::UnalignedBuffer => (
+                "unaligned-buffer",
+                "the buffer's address or offset is not aligned",
+                "align the registration to pages, and the offset in it to the probe's mem_align",
+            ),
+            Reason::NotP2pdma => (
+                "not-p2pdma",
+                "the memory is not P2PDMA memory: ordinary RAM, or GPU memory whose driver offers no P2PDMA pages",
+                "map memory of a P2PDMA provider",
+            ),
+            Reason::NotMapped => (
+                "not-mapped",
+                "part of the range is not mapped or not writable",
+                "map all of the range, shared and writable",
+            ),
+            Reason::MixedProviders => (
+                "mixed-providers",
+                "the range holds memory of more than one P2PDMA provider",
+                "register each provider's memory by itself",
+            ),
+            Reason::ProviderGone => (
+                "provider-gone",
+                "the provider's PCI device is gone or going",
+                "register again when the GPU is back",
+            ),
+            Reason::RegistrationLimit => (
+                "registration-limit",
+                "this open file has as many registrations as it may have",
+                "end registrations that are not in use",
+            ),
+            Reason::RegistrationSize => (
+                "registration-size",
+                "the range is larger than a registration may be",
+                "register it in pieces",
+            ),
+            Reason::ForeignProcess => (
+                "foreign-process",
+                "the caller is not the process image that opened the device",
+                "open the device in the process that owns the memory",
+            ),
+            Reason::Dax => (
+                "dax",
+                "the file is on DAX, where the CPU copies",
+                "mount without dax",
+            ),
+            Reason::Encrypted => (
+                "encrypted",
+                "the file is encrypted, so the CPU would touch the data",
+                "use a file that is not encrypted",
+            ),
+            Reason::Verity => (
+                "verity",
+                "the file has fs-verity, so the CPU would read the data",
+                "use a file without verity",
+            ),
+            Reason::StableWrites => (
+                "stable-writes",
+                "the device wants stable pages, so the kernel would bounce the data",
+                "use a device without checksumming by the host",
+            ),
+            Reason::Integrity => (
+                "integrity",
+                "the device has integrity metadata, which the CPU would compute over the data",
+                "format the namespace without protection information",
+            ),
+            Reason::MergeBarrier => (
+                "merge-barrier",
+                "a translating IOMMU is active and the queue merges requests, so requests of different memory could be mapped as one",
+                "set the queue's nomerges attribute to 2",
+            ),
+            Reason::Interrupted => (
+                "interrupted",
+                "a fatal signal came between two parts",
+                "nothing to do",
+            ),
+            Reason::IoError => (
+                "io-error",
+                "the device or the file system reported an error",
+                "see errno and the kernel log",
+            ),
+            Reason::MapRefused => (
+                "map-refused",
+                "the kernel refused to map the pages for the device",
+                "see the kernel log: pci p2pdma, and the probe's distance",
+            ),
+            Reason::CpuFilled => (
+                "cpu-filled",
+                "part of the data was written by the CPU: zeros for holes and unwritten extents, or a fallback to the page cache",
+                "write the file densely, without holes",
+            ),
+            Reason::BufferedFallback => (
+                "buffered-fallback",
+                "the file system fell back to the page cache",
+                "see whether another process maps or writes the file",
+            ),
+            Reason::AccountsUnclear => (
+                "accounts-unclear",
+                "the kernel's accounts of this task hold other I/O too and decide nothing",
+                "nothing to do; vramio prove measures the path itself",
+            ),
+            Reason::RealtimeDevice => (
+                "realtime-device",
+                "the file lies on the file system's realtime device",
+                "use a file on the data device",
+            ),
+            Reason::NoMemory => (
+                "no-memory",
+                "no memory for the request",
+                "free host memory",
+            ),
+            Reason::ProviderLimit => (
+                "provider-limit",
+                "there are as many providers as there are merge hints",
+                "end registrations of other providers",
+            ),
+            Reason::BadAddress => (
+                "bad-address",
+                "the structure could not be read from, or written to, the caller's memory",
+                "pass a valid, writable structure",
+            ),
+            Reason::Swiotlb => (
+                "swiotlb",
+                "bounce buffers are forced for the drive (swiotlb=force, or a confidential guest), so the kernel cannot map peer memory through the host bridge",
+                "boot without swiotlb=force",
+            ),
+            Reason::NoModule => (
+                "no-module",
+                "/dev/vramio does not exist: the module is not loaded",
+                "load vramio.ko",
+            ),
+            Reason::ModuleAbi => (
+                "module-abi",
+                "the module's ABI is older than this program needs",
+                "install a module of the same version",
+            ),
+            Reason::NoPermission => (
+                "no-permission",
+                "the caller may not open /dev/vramio",
+                "join the group of /dev/vramio (render)",
+            ),
+            Reason::NoGpu => (
+                "no-gpu",
+                "there is no way to this GPU's memory",
+                "name a GPU that exists and whose driver is loaded",
+            ),
+        }
+    }
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note OR MIT
+
+//! `/dev/vramio`: ioctl numbers, structures, paths, certainty and reasons.
+//!
+//! Rules, which hold for every structure:
+//!
+//! * The first member is `size`, in bytes, set by the caller to the size of the
+//!   structure that it was compiled with. The kernel reads that many bytes. A
+//!   size below the first published one is `EINVAL`; a larger one is accepted
+//!   while the unknown tail is zero, else the call fails with `E2BIG`.
+//! * `flags` with an unknown bit, and a reserved member that is not zero, fail
+//!   with `EINVAL`. Members marked *out* are ignored on entry.
+//! * No structure holds a pointer or a `long`, so a 32-bit process uses the
+//!   same layout as a 64-bit one.
+//! * When a call fails, the structure is still written back, and its `reason`
+//!   says why (`enum vramio_reason`). A call that fails changes nothing.
+
+/// The ioctl type byte of `/dev/vramio`.
+pub const VRAMIO_IOC_TYPE: u32 = 0xBE;
+/// `_IO(0xBE, 0)`, takes a [`VramioInfo`].
+pub const VRAMIO_IOC_INFO: u32 = 0xBE00;
+/// `_IO(0xBE, 1)`, takes a [`VramioRegister`].
+pub const VRAMIO_IOC_REGISTER: u32 = 0xBE01;
+/// `_IO(0xBE, 2)`, takes a [`VramioUnregister`].
+pub const VRAMIO_IOC_UNREGISTER: u32 = 0xBE02;
+/// `_IO(0xBE, 3)`, takes a [`VramioProbe`].
+pub const VRAMIO_IOC_PROBE: u32 = 0xBE03;
+/// `_IO(0xBE, 4)`, takes a [`VramioIo`]: file to GPU memory.
+pub const VRAMIO_IOC_READ: u32 = 0xBE04;
+/// `_IO(0xBE, 5)`, takes a [`VramioIo`]: GPU memory to file.
+pub const VRAMIO_IOC_WRITE: u32 = 0xBE05;
+
+/// The ABI's version. It grows when a structure or a rule is added; nothing that
+/// was published is ever removed or changed.
+pub const VRAMIO_ABI_VERSION: u32 = 1;
+
+/// [`VramioInfo::features`]: registers memory that the caller has mapped.
+pub const VRAMIO_FEATURE_USER_MAPPING: u64 = 1 << 0;
+
+/// [`VramioProbe::flags`]: ask for a write; without it the probe asks for a read.
+pub const VRAMIO_PROBE_WRITE: u32 = 1 << 0;
+
+/// What the module is and where its limits lie.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioInfo {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// *Out*: [`VRAMIO_ABI_VERSION`] of the module.
+    pub abi_version: u32,
+    /// *Out*: most registrations of one open file.
+    pub max_registrations: u32,
+    /// *Out*: bit set of `VRAMIO_FEATURE_*`.
+    pub features: u64,
+    /// *Out*: most bytes of one registration.
+    pub max_registration_bytes: u64,
+    /// *Out*: most bytes that the module hands to the file system at once. A
+    /// longer request is split; a fatal signal ends it between two parts.
+    pub part_bytes: u64,
+    /// *Out*: the same for a file with fewer allocated bytes than its size.
+    pub sparse_part_bytes: u64,
+    /// *Out*: address and length of a registration are multiples of this, bytes.
+    pub registration_align: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+}
+
+/// Registers a range of the caller's memory that maps P2PDMA pages of one
+/// provider. The pages stay pinned until [`VRAMIO_IOC_UNREGISTER`] or until the
+/// open file goes.
+///
+/// Errors: `EINVAL` (unaligned, empty or wrapping range, flags), `EFAULT` (part
+/// of the range is not mapped or not writable), `EOPNOTSUPP` (memory that is not
+/// P2PDMA, or of more than one provider), `ENODEV` (the provider is going away),
+/// `ENOSPC` (a limit of [`VramioInfo`]), `EPERM` (called from another process
+/// image than the one that opened the file), `ENOMEM`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioRegister {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Start of the range, a user address; page aligned.
+    pub addr: u64,
+    /// Bytes; a multiple of the page size, not 0.
+    pub len: u64,
+    /// *Out*: the registration, for the calls below. Never 0. It is valid in
+    /// this open file alone.
+    pub id: u32,
+    /// *Out*: contiguous runs that the range consists of.
+    pub runs: u32,
+    /// *Out*: PCI domain of the provider.
+    pub provider_domain: u32,
+    /// *Out*: bus << 8 | device << 3 | function of the provider.
+    pub provider_devid: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// Ends a registration. A request that is under way in another thread finishes
+/// first; the pages are released by whichever of the two ends last.
+///
+/// Errors: `ENOENT` (no such registration in this open file), `EINVAL`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioUnregister {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// The registration.
+    pub id: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+}
+
+/// One synchronous read or write.
+///
+/// The offsets and the length are multiples of the target's direct I/O
+/// alignment ([`VramioProbe::offset_align`], [`VramioProbe::mem_align`]). The
+/// descriptor needs the right open mode, not `O_DIRECT`.
+///
+/// A read returns fewer bytes than asked for at the end of the file alone, or
+/// when an error or a fatal signal comes after the first part (`error` says
+/// which). Between the end of the file and the next multiple of
+/// `offset_align`, a read may write zeros: never stale data, and nothing further.
+///
+/// The ioctl returns 0 when bytes moved, or when a read began at or past the end
+/// of the file; else a negative errno.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioIo {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Descriptor of the file, open for reading or writing as the call needs.
+    pub fd: i32,
+    /// The registration.
+    pub buffer: u32,
+    /// Where in the file, bytes.
+    pub file_offset: u64,
+    /// Where in the registration, bytes.
+    pub buffer_offset: u64,
+    /// How much, bytes.
+    pub len: u64,
+    /// *Out*: bytes that moved. Exact.
+    pub bytes: u64,
+    /// *Out*: data bytes that this task submitted to block devices meanwhile.
+    pub submitted: u64,
+    /// *Out*: of `bytes`, those that the submissions do not cover: written into
+    /// the buffer by the CPU (holes and unwritten extents as zeros, or a fallback
+    /// to the page cache).
+    pub uncovered: u64,
+    /// *Out*: [`Path`].
+    pub path: u32,
+    /// *Out*: `Reason` of a failure, of a short count that is not the end of
+    /// the file, or of a certainty below [`Certainty::Consistent`]; else 0.
+    pub reason: u32,
+    /// *Out*: [`Certainty`].
+    pub certainty: u32,
+    /// *Out*: errno (positive) that ended the request early, else 0.
+    pub error: i32,
+    /// *Out*: parts that the request was split into.
+    pub parts: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// Would a request go direct? Nothing is transferred.
+///
+/// The call fails only when it cannot be decided (bad descriptor, unknown
+/// registration, bad flags); a refusal is a successful answer with a `reason`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioProbe {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// `VRAMIO_PROBE_*`.
+    pub flags: u32,
+    /// Descriptor of the file.
+    pub fd: i32,
+    /// The registration, or 0 to ask about the file alone.
+    pub buffer: u32,
+    /// Where in the file, bytes.
+    pub file_offset: u64,
+    /// Where in the registration, bytes; 0 without one.
+    pub buffer_offset: u64,
+    /// How much, bytes; 0 asks about the file and the registration as such.
+    pub len: u64,
+    /// *Out*: [`Path`] that such a request would take; [`Path::None`] when it
+    /// would be refused and where no registration was given.
+    pub path: u32,
+    /// *Out*: `Reason` why not direct, else 0.
+    pub reason: u32,
+    /// *Out*: [`Certainty`]; never above [`Certainty::Forecast`].
+    pub certainty: u32,
+    /// *Out*: errno (positive) that such a request would fail with, else 0.
+    pub error: i32,
+    /// *Out*: alignment of the buffer offset, bytes; 0: not known.
+    pub mem_align: u32,
+    /// *Out*: alignment of file offset and length, bytes; 0: not known.
+    pub offset_align: u32,
+    /// *Out*: P2PDMA distance between the two devices, -1: none or not known.
+    pub distance: i32,
+    /// *Out*: PCI domain of the target's device; all ones: none.
+    pub target_domain: u32,
+    /// *Out*: bus << 8 | device << 3 | function of the target's device.
+    pub target_devid: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// How the bytes of a request travelled.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Path {
+    /// None moved, or it is not decided.
+    None = 0,
+    /// One DMA between drive and GPU memory by bus address: routed below their
+    /// common upstream port, as a PCIe switch does.
+    DirectSwitch = 1,
+    /// One DMA between drive and GPU memory, through the host bridge.
+    DirectHostBridge = 2,
+    /// Direct I/O into a user mapping of P2PDMA pages, without the module.
+    P2pdma = 3,
+    /// Through host memory, from or into the page cache.
+    CompatCache = 4,
+    /// Through host memory, by direct I/O.
+    CompatDirect = 5,
+}
+
+/// How sure a result is of its [`Path`].
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Certainty {
+    /// No statement.
+    None = 0,
+    /// Computed beforehand, or the kernel's accounts neither bear it out nor
+    /// speak against it.
+    Forecast = 1,
+    /// After the request the kernel's own accounts agree: it stayed direct, and
+    /// what this task submitted to block devices covers what was returned.
+    Consistent = 2,
+    /// The accounts speak against it: part of the data was moved by the CPU.
+    Refuted = 3,
+}
+
+impl Path {
+    /// Every path.
+    pub const ALL: [Path; 6] = [
+        Path::None,
+        Path::DirectSwitch,
+        Path::DirectHostBridge,
+        Path::P2pdma,
+        Path::CompatCache,
+        Path::CompatDirect,
+    ];
+
+    /// The path with this number.
+    pub fn from_raw(raw: u32) -> Option<Path> {
+        Path::ALL.into_iter().find(|p| *p as u32 == raw)
+    }
+
+    /// Stable name, for logs and counters.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Path::None => "none",
+            Path::DirectSwitch => "direct-switch",
+            Path::DirectHostBridge => "direct-host-bridge",
+            Path::P2pdma => "p2pdma",
+            Path::CompatCache => "compat-cache",
+            Path::CompatDirect => "compat-direct",
+        }
+    }
+
+    /// Whether the bytes went between drive and GPU memory by one DMA.
+    pub const fn is_direct(self) -> bool {
+        matches!(
+            self,
+            Path::DirectSwitch | Path::DirectHostBridge | Path::P2pdma
+        )
+    }
+}
+
+impl Certainty {
+    /// Every certainty.
+    pub const ALL: [Certainty; 4] = [
+        Certainty::None,
+        Certainty::Forecast,
+        Certainty::Consistent,
+        Certainty::Refuted,
+    ];
+
+    /// The certainty with this number.
+    pub fn from_raw(raw: u32) -> Option<Certainty> {
+        Certainty::ALL.into_iter().find(|c| *c as u32 == raw)
+    }
+
+    /// Stable name, for logs and counters.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Certainty::None => "none",
+            Certainty::Forecast => "forecast",
+            Certainty::Consistent => "consistent",
+            Certainty::Refuted => "refuted",
+        }
+    }
+}

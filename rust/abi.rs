@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ioctl ABI, and copying its structures from and to user space.
+
+use core::mem::size_of;
+use kernel::{
+    bindings,
+    prelude::*,
+    transmute::{AsBytes, FromBytes},
+    uaccess::{UserPtr, UserSlice},
+};
+
+#[path = "../ioctl-abi/src/reason.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod reason;
+#[path = "../ioctl-abi/src/uapi.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod uapi;
+
+pub(crate) use reason::Reason;
+pub(crate) use uapi::*;
+
+/// Why a call fails: the errno, and the reason for the structure.
+#[derive(Clone, Copy)]
+pub(crate) struct Refusal {
+    /// Positive, as in `kernel::bindings`: not every kernel's `kernel::error` has
+    /// all that are needed.
+    pub(crate) errno: u32,
+    pub(crate) reason: Reason,
+}
+
+impl Refusal {
+    pub(crate) const fn new(errno: u32, reason: Reason) -> Self {
+        Self { errno, reason }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        Error::from_errno(-(refusal.errno as i32))
+    }
+}
+
+impl From<kernel::alloc::AllocError> for Refusal {
+    fn from(_: kernel::alloc::AllocError) -> Self {
+        Self::new(bindings::ENOMEM, Reason::NoMemory)
+    }
+}
+
+/// A structure of the ABI.
+pub(crate) trait Argument: AsBytes + FromBytes + Copy + Default {
+    /// The size of its first published version, bytes.
+    const FIRST_SIZE: usize;
+
+    /// Checks flags and reserved members.
+    fn check(&self) -> Result<(), Refusal>;
+
+    /// Where the reason goes.
+    fn reason(&mut self) -> &mut u32;
+}
+
+fn known_flags(flags: u32, known: u32) -> Result<(), Refusal> {
+    if flags & !known == 0 {
+        Ok(())
+    } else {
+        Err(Refusal::new(bindings::EINVAL, Reason::UnknownFlag))
+    }
+}
+
+fn zero(reserved: u32) -> Result<(), Refusal> {
+    if reserved == 0 {
+        Ok(())
+    } else {
+        Err(Refusal::new(bindings::EINVAL, Reason::ReservedNotZero))
+    }
+}
+
+macro_rules! argument {
+    ($type:ty, $size:literal, $flags:expr $(, $reserved:ident)?) => {
+        const _: () = assert!(size_of::<$type>() == $size);
+
+        // SAFETY: `repr(C)` and made of integers: every bit pattern is valid.
+        unsafe impl FromBytes for $type {}
+        // SAFETY: `repr(C)` and made of integers; the size just asserted is the sum of its
+        // members' sizes (the ABI's own tests check each member), so there is no padding.
+        unsafe impl AsBytes for $type {}
+
+        impl Argument for $type {
+            const FIRST_SIZE: usize = $size;
+
+            fn check(&self) -> Result<(), Refusal> {
+                known_flags(self.flags, $flags)?;
+                $(zero(self.$reserved)?;)?
+                Ok(())
+            }
+
+            fn reason(&mut self) -> &mut u32 {
+                &mut self.reason
+            }
+        }
+    };
+}
+
+argument!(VramioInfo, 56, 0);
+argument!(VramioRegister, 48, 0, reserved);
+argument!(VramioUnregister, 16, 0);
+argument!(VramioIo, 88, 0, reserved);
+argument!(VramioProbe, 80, VRAMIO_PROBE_WRITE, reserved);
+
+/// Runs one ioctl: reads the structure, checks it, calls `body`, and writes the
+/// structure back, whether the call failed or not.
+///
+/// The rules are those of `copy_struct_from_user()`: a short structure of an older
+/// caller is extended with zeros, a longer one of a newer caller is taken while
+/// its unknown tail is zero.
+pub(crate) fn call<T: Argument>(
+    arg: usize,
+    body: impl FnOnce(&mut T) -> Result<(), Refusal>,
+) -> Result<isize> {
+    let size = UserSlice::new(UserPtr::from_addr(arg), size_of::<u32>())
+        .reader()
+        .read::<u32>()? as usize;
+    let known = size_of::<T>();
+    if size < T::FIRST_SIZE {
+        return Err(EINVAL);
+    }
+    // A page is far more than any version of any structure will have.
+    if size > kernel::page::PAGE_SIZE {
+        return Err(E2BIG);
+    }
+
+    let shared = size.min(known);
+    let mut value = T::default();
+    let mut reader = UserSlice::new(UserPtr::from_addr(arg), size).reader();
+    reader.read_slice(&mut value.as_bytes_mut()[..shared])?;
+    while !reader.is_empty() {
+        if reader.read::<u8>()? != 0 {
+            return Err(E2BIG);
+        }
+    }
+
+    let result = value.check().and_then(|()| {
+        *value.reason() = Reason::None as u32;
+        body(&mut value)
+    });
+    if let Err(refusal) = result {
+        *value.reason() = refusal.reason as u32;
+    }
+    UserSlice::new(UserPtr::from_addr(arg), shared)
+        .writer()
+        .write_slice(&value.as_bytes()[..shared])?;
+    Ok(result.map(|()| 0)?)
+}

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#include <linux/hrtimer_types.h>
+#include <linux/fs.h>
+
+/* Casted macros, which bindgen cannot evaluate. */
+const unsigned int VRAMIO_CONST_FMODE_READ = (__force unsigned int)FMODE_READ;
+const unsigned int VRAMIO_CONST_FMODE_WRITE = (__force unsigned int)FMODE_WRITE;
+const unsigned int VRAMIO_CONST_FMODE_CAN_ODIRECT = (__force unsigned int)FMODE_CAN_ODIRECT;
+const int VRAMIO_CONST_IOCB_DIRECT = (__force int)IOCB_DIRECT;
+const int VRAMIO_CONST_IOCB_WRITE = (__force int)IOCB_WRITE;

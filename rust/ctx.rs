@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The state of one open file of `/dev/vramio`.
+//!
+//! Two opens share nothing but the list of providers. The lock of the table is
+//! never held across a request, pinning or unpinning.
+
+use crate::{
+    abi::{
+        Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
+        VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE,
+    },
+    buffer::{self, Buffer},
+    io::{self, Request},
+    pure::{
+        range::{self, BadRange},
+        split,
+    },
+    stats::Stats,
+    target::{Direction, Facts, Target},
+};
+use kernel::{
+    bindings::{EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM},
+    mm::Mm,
+    new_mutex,
+    page::PAGE_SIZE,
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation},
+    seq_file::SeqFile,
+    seq_print,
+    sync::{aref::ARef, Arc, Mutex},
+};
+
+/// Most registrations of one open file.
+const MAX_REGISTRATIONS: u32 = 4096;
+
+/// One open file.
+#[pin_data]
+pub(crate) struct Ctx {
+    /// The memory of the process image that opened the file. Registering reads the
+    /// caller's page tables, so only that image may; requests may come from any
+    /// holder of the descriptor.
+    mm: Option<ARef<Mm>>,
+    #[pin]
+    table: Mutex<Table>,
+    stats: Stats,
+}
+
+struct Table {
+    buffers: RBTree<u32, Arc<Buffer>>,
+    count: u32,
+    last_id: u32,
+}
+
+impl Ctx {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            mm: current!().mm().map(|mm| {
+                let mm: &Mm = mm;
+                ARef::from(mm)
+            }),
+            table <- new_mutex!(Table {
+                buffers: RBTree::new(),
+                count: 0,
+                last_id: 0,
+            }),
+            stats: Stats::new(),
+        })
+    }
+
+    pub(crate) fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
+        out.abi_version = VRAMIO_ABI_VERSION;
+        out.max_registrations = MAX_REGISTRATIONS;
+        out.features = VRAMIO_FEATURE_USER_MAPPING;
+        out.max_registration_bytes = buffer::MAX_BYTES;
+        out.part_bytes = split::PART_BYTES;
+        out.sparse_part_bytes = split::SPARSE_PART_BYTES;
+        out.registration_align = PAGE_SIZE as u32;
+        Ok(())
+    }
+
+    pub(crate) fn register(&self, arg: &mut VramioRegister) -> Result<(), Refusal> {
+        if !self.mm.as_deref().is_some_and(buffer::is_current) {
+            return Err(Refusal::new(EPERM, Reason::ForeignProcess));
+        }
+        match range::pages(arg.addr, arg.len, PAGE_SIZE as u64) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(Refusal::new(EINVAL, Reason::UnalignedBuffer)),
+            Err(BadRange::Empty) => return Err(Refusal::new(EINVAL, Reason::EmptyRange)),
+            Err(_) => return Err(Refusal::new(EINVAL, Reason::Overflow)),
+        }
+        if arg.len > buffer::MAX_BYTES {
+            return Err(Refusal::new(ENOSPC, Reason::RegistrationSize));
+        }
+        // Before the work of pinning; `insert()` decides.
+        if self.table.lock().count >= MAX_REGISTRATIONS {
+            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
+        }
+        let buffer = Arc::new(Buffer::pin(arg.addr, arg.len)?, GFP_KERNEL_ACCOUNT)?;
+        let id = self.insert(buffer.clone())?;
+        arg.id = id;
+        // Far fewer than 2^32: the limit is 2^28 pages.
+        arg.runs = buffer.runs() as u32;
+        arg.provider_domain = buffer.provider().pdev().domain();
+        arg.provider_devid = buffer.provider().pdev().devid();
+        Ok(())
+    }
+
+    fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {
+        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
+        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
+        let mut table = self.table.lock();
+        if table.count >= MAX_REGISTRATIONS {
+            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
+        }
+        // Ids are not used again until all others were; there are more ids than entries.
+        let mut id = table.last_id;
+        loop {
+            id = id.wrapping_add(1).max(1);
+            if table.buffers.get(&id).is_none() {
+                break;
+            }
+        }
+        table.buffers.insert(reservation.into_node(id, buffer));
+        table.count += 1;
+        table.last_id = id;
+        Ok(id)
+    }
+
+    pub(crate) fn unregister(&self, arg: &VramioUnregister) -> Result<(), Refusal> {
+        self.remove(arg.id)
+            .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
+            // Dropped here, outside the lock: unpins, unless a request still holds it.
+            .map(drop)
+    }
+
+    pub(crate) fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
+        let mut table = self.table.lock();
+        let node = table.buffers.remove_node(&id)?;
+        table.count -= 1;
+        drop(table);
+        Some(node.to_key_value().1)
+    }
+
+    fn buffer(&self, id: u32) -> Result<Arc<Buffer>, Refusal> {
+        self.table
+            .lock()
+            .buffers
+            .get(&id)
+            .cloned()
+            .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
+    }
+
+    pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
+        clear_results(arg);
+        let request = Request {
+            direction,
+            file_offset: arg.file_offset,
+            buffer_offset: arg.buffer_offset,
+            len: arg.len,
+        };
+        let buffer = self.buffer(arg.buffer)?;
+        request.check_range(&buffer)?;
+        let target = Target::open(arg.fd, direction, &mut Facts::default())?;
+        request.check_align(target.align)?;
+        let route = target.route(buffer.provider())?;
+        io::run(&request, &target, &buffer, route.path, arg)?;
+        self.stats.completed(direction, arg);
+        Ok(())
+    }
+
+    pub(crate) fn probe(&self, arg: &mut VramioProbe) -> Result<(), Refusal> {
+        let direction = if arg.flags & VRAMIO_PROBE_WRITE != 0 {
+            Direction::Write
+        } else {
+            Direction::Read
+        };
+        let request = Request {
+            direction,
+            file_offset: arg.file_offset,
+            buffer_offset: arg.buffer_offset,
+            len: arg.len,
+        };
+        let buffer = match arg.buffer {
+            0 => None,
+            id => Some(self.buffer(id)?),
+        };
+        let mut facts = Facts::default();
+        let verdict = forecast(&request, buffer.as_deref(), arg.fd, &mut facts);
+        arg.mem_align = facts.align.map_or(0, |a| a.mem);
+        arg.offset_align = facts.align.map_or(0, |a| a.offset);
+        arg.target_domain = facts.domain.unwrap_or(u32::MAX);
+        arg.target_devid = facts.devid.unwrap_or(u32::MAX);
+        arg.path = Path::None as u32;
+        arg.certainty = Certainty::None as u32;
+        arg.distance = -1;
+        arg.error = 0;
+        match verdict {
+            Ok(Some(route)) => {
+                arg.path = route.path as u32;
+                arg.certainty = Certainty::Forecast as u32;
+                arg.distance = route.distance;
+            }
+            Ok(None) => {}
+            // There is nothing to ask about.
+            Err(refusal) if refusal.reason == Reason::BadDescriptor => return Err(refusal),
+            Err(refusal) => {
+                arg.reason = refusal.reason as u32;
+                arg.error = refusal.errno as i32;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn show(&self, m: &SeqFile) {
+        let table = self.table.lock();
+        seq_print!(m, "vramio-registrations:\t{}\n", table.count);
+        for (id, buffer) in table.buffers.iter() {
+            let pdev = buffer.provider().pdev();
+            seq_print!(
+                m,
+                "vramio-registration:\t{id} bytes {} runs {} provider {:04x}:{:02x}:{:02x}.{}\n",
+                buffer.len(),
+                buffer.runs(),
+                pdev.domain(),
+                pdev.devid() >> 8,
+                pdev.devid() >> 3 & 0x1f,
+                pdev.devid() & 7
+            );
+        }
+        drop(table);
+        self.stats.show(m);
+    }
+}
+
+/// What a request would do.
+fn forecast(
+    request: &Request,
+    buffer: Option<&Buffer>,
+    fd: i32,
+    facts: &mut Facts,
+) -> Result<Option<crate::pci::Route>, Refusal> {
+    let target = Target::open(fd, request.direction, facts)?;
+    if let Some(buffer) = buffer {
+        request.check_range(buffer)?;
+    }
+    request.check_align(target.align)?;
+    buffer.map(|b| target.route(b.provider())).transpose()
+}
+
+fn clear_results(arg: &mut VramioIo) {
+    *arg = VramioIo {
+        size: arg.size,
+        flags: arg.flags,
+        fd: arg.fd,
+        buffer: arg.buffer,
+        file_offset: arg.file_offset,
+        buffer_offset: arg.buffer_offset,
+        len: arg.len,
+        ..VramioIo::default()
+    };
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `/dev/vramio`: file operations.
+
+use crate::{abi, ctx::Ctx, target::Direction};
+use kernel::{
+    fs::File,
+    miscdevice::{MiscDevice, MiscDeviceRegistration},
+    prelude::*,
+    seq_file::SeqFile,
+    sync::{Arc, ArcBorrow},
+};
+
+#[vtable]
+impl MiscDevice for Ctx {
+    type Ptr = Arc<Self>;
+
+    fn open(_file: &File, _misc: &MiscDeviceRegistration<Self>) -> Result<Arc<Self>> {
+        Arc::pin_init(Ctx::new(), GFP_KERNEL_ACCOUNT)
+    }
+
+    fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
+        let refused = |refusal: abi::Refusal| {
+            me.stats().refused(refusal.reason);
+            refusal
+        };
+        match cmd {
+            abi::VRAMIO_IOC_INFO => abi::call(arg, |a| me.info(a)),
+            abi::VRAMIO_IOC_REGISTER => {
+                let mut id = None;
+                let result = abi::call(arg, |a: &mut abi::VramioRegister| {
+                    me.register(a).map_err(refused)?;
+                    id = Some(a.id);
+                    Ok(())
+                });
+                // The caller never learnt the id: nothing may be left behind.
+                if let (Err(_), Some(id)) = (&result, id) {
+                    me.remove(id);
+                }
+                result
+            }
+            abi::VRAMIO_IOC_UNREGISTER => abi::call(arg, |a: &mut abi::VramioUnregister| {
+                me.unregister(a).map_err(refused)
+            }),
+            abi::VRAMIO_IOC_PROBE => abi::call(arg, |a| me.probe(a)),
+            abi::VRAMIO_IOC_READ => {
+                abi::call(arg, |a| me.transfer(Direction::Read, a).map_err(refused))
+            }
+            abi::VRAMIO_IOC_WRITE => {
+                abi::call(arg, |a| me.transfer(Direction::Write, a).map_err(refused))
+            }
+            _ => Err(ENOTTY),
+        }
+    }
+
+    fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
+        me.show(m);
+    }
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Static inlines and macros that Rust cannot call. One kernel expression each:
+ * what they mean for vramio is decided in Rust.
+ */
+#include <linux/blk-integrity.h>
+#include <linux/blkdev.h>
+#include <linux/fiemap.h>
+#include <linux/fileattr.h>
+#include <linux/fs.h>
+#include <linux/iommu.h>
+#include <linux/ioprio.h>
+#include <linux/memremap.h>
+#include <linux/mm.h>
+#include <linux/pagemap.h>
+#include <linux/pci-p2pdma.h>
+#include <linux/pci.h>
+#include <linux/sched/signal.h>
+#include <linux/swiotlb.h>
+#include <linux/version.h>
+
+/* --- pages --- */
+
+bool vramio_is_p2pdma_page(const struct page *page)
+{
+	return is_pci_p2pdma_page(page);
+}
+
+struct dev_pagemap *vramio_page_pgmap(const struct page *page)
+{
+	return page_pgmap(page);
+}
+
+unsigned long vramio_page_to_pfn(const struct page *page)
+{
+	return page_to_pfn(page);
+}
+
+struct page *vramio_pfn_to_page(unsigned long pfn)
+{
+	return pfn_to_page(pfn);
+}
+
+phys_addr_t vramio_pfn_phys(unsigned long pfn)
+{
+	return PFN_PHYS(pfn);
+}
+
+/* --- the current task --- */
+
+bool vramio_fatal_signal_pending(void)
+{
+	return fatal_signal_pending(current);
+}
+
+struct mm_struct *vramio_current_mm(void)
+{
+	return current->mm;
+}
+
+int vramio_current_ioprio(void)
+{
+	return get_current_ioprio();
+}
+
+/* Bytes of read bios that this task submitted. */
+u64 vramio_task_read_bytes(void)
+{
+	return current->ioac.read_bytes;
+}
+
+/* Bytes that this task wrote directly, or dirtied in the page cache. */
+u64 vramio_task_write_bytes(void)
+{
+	return current->ioac.write_bytes;
+}
+
+/* Pages that this task dirtied since it was last throttled. */
+int vramio_task_dirtied(void)
+{
+	return current->nr_dirtied;
+}
+
+void vramio_cond_resched(void)
+{
+	cond_resched();
+}
+
+/* --- files --- */
+
+umode_t vramio_file_type(const struct file *file)
+{
+	return file_inode(file)->i_mode & S_IFMT;
+}
+
+loff_t vramio_file_size(const struct file *file)
+{
+	return i_size_read(file->f_mapping->host);
+}
+
+unsigned int vramio_file_mode(const struct file *file)
+{
+	return (__force unsigned int)file->f_mode;
+}
+
+unsigned long vramio_file_magic(const struct file *file)
+{
+	return file_inode(file)->i_sb->s_magic;
+}
+
+bool vramio_file_dax(const struct file *file)
+{
+	return IS_DAX(file->f_mapping->host);
+}
+
+bool vramio_file_encrypted(const struct file *file)
+{
+	return IS_ENCRYPTED(file_inode(file));
+}
+
+bool vramio_file_verity(const struct file *file)
+{
+	return IS_VERITY(file_inode(file));
+}
+
+bool vramio_file_stable_writes(const struct file *file)
+{
+	return mapping_stable_writes(file->f_mapping);
+}
+
+/* Size, blocks and direct I/O alignments. */
+int vramio_file_statx(const struct file *file, struct kstat *stat)
+{
+	return vfs_getattr_nosec(&file->f_path, stat, STATX_BASIC_STATS | STATX_DIOALIGN, 0);
+}
+
+/* 1 if the file is on a realtime device, 0 if not, or a negative errno. */
+int vramio_file_realtime(const struct file *file)
+{
+	struct file_kattr attr = {};
+	int ret = vfs_fileattr_get(file->f_path.dentry, &attr);
+
+	return ret ?: !!(attr.fsx_xflags & FS_XFLAG_REALTIME);
+}
+
+/* The device below a block device node or a file system on one; else NULL. */
+struct block_device *vramio_file_bdev(const struct file *file)
+{
+	struct inode *inode = file->f_mapping->host;
+
+	return S_ISBLK(inode->i_mode) ? I_BDEV(inode) : inode->i_sb->s_bdev;
+}
+
+/*
+ * Has the file system read the mapping of a range into memory, so that a read
+ * which follows submits data alone. With room for no extent, fiemap counts.
+ */
+int vramio_file_warm_mapping(struct file *file, u64 start, u64 len)
+{
+	struct inode *inode = file_inode(file);
+	struct fiemap_extent_info info = {};
+
+	if (!inode->i_op->fiemap)
+		return -EOPNOTSUPP;
+	return inode->i_op->fiemap(inode, &info, start, len);
+}
+
+/* --- block devices --- */
+
+bool vramio_bdev_takes_p2pdma(struct block_device *bdev)
+{
+	return blk_queue_pci_p2pdma(bdev_get_queue(bdev));
+}
+
+bool vramio_bdev_has_integrity(struct block_device *bdev)
+{
+	return bdev_get_integrity(bdev) != NULL;
+}
+
+bool vramio_bdev_stable_writes(struct block_device *bdev)
+{
+	return bdev_stable_writes(bdev);
+}
+
+bool vramio_bdev_merges(struct block_device *bdev)
+{
+	return !blk_queue_nomerges(bdev_get_queue(bdev));
+}
+
+unsigned int vramio_bdev_mem_align(struct block_device *bdev)
+{
+	return bdev_dma_alignment(bdev) + 1;
+}
+
+unsigned int vramio_bdev_offset_align(struct block_device *bdev)
+{
+	return bdev_logical_block_size(bdev);
+}
+
+/* The PCI function that a disk hangs on; no reference is taken. */
+struct pci_dev *vramio_bdev_pci(struct block_device *bdev)
+{
+	struct device *dev = disk_to_dev(bdev->bd_disk);
+
+	while (dev && !dev_is_pci(dev))
+		dev = dev->parent;
+	return dev ? to_pci_dev(dev) : NULL;
+}
+
+/* --- PCI and DMA --- */
+
+struct pci_dev *vramio_pci_upstream_bridge(struct pci_dev *pdev)
+{
+	return pci_upstream_bridge(pdev);
+}
+
+u32 vramio_pci_domain(struct pci_dev *pdev)
+{
+	return pci_domain_nr(pdev->bus);
+}
+
+u16 vramio_pci_devid(struct pci_dev *pdev)
+{
+	return pci_dev_id(pdev);
+}
+
+/* Whether `addr` lies in one of the device's memory BARs. */
+bool vramio_pci_owns(struct pci_dev *pdev, phys_addr_t addr)
+{
+	struct resource *res;
+	int bar;
+
+	for (bar = 0; bar < PCI_STD_NUM_BARS; bar++) {
+		res = &pdev->resource[bar];
+		if (resource_type(res) == IORESOURCE_MEM && resource_size(res) &&
+		    addr >= res->start && addr <= res->end)
+			return true;
+	}
+	return false;
+}
+
+/* Whether the device's DMA addresses are translated by an IOMMU. */
+bool vramio_pci_translated(struct pci_dev *pdev)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
+
+	return domain && (domain->type & __IOMMU_DOMAIN_PAGING);
+}
+
+bool vramio_pci_swiotlb_forced(struct pci_dev *pdev)
+{
+	return is_swiotlb_force_bounce(&pdev->dev);
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A device node with file operations of our own.
+//!
+//! `MiscDeviceRegistration` builds its own operations, and on some kernels
+//! without an owner, so that a module could go while a file is open.
+
+use crate::compat;
+use core::{marker::PhantomData, pin::Pin};
+use kernel::{
+    bindings,
+    miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
+    prelude::*,
+    types::Opaque,
+};
+
+/// A registered node `/dev/NAME` whose open files are `T`.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Node<T> {
+    #[pin]
+    fops: Opaque<bindings::file_operations>,
+    #[pin]
+    misc: Opaque<bindings::miscdevice>,
+    _open: PhantomData<T>,
+}
+
+// SAFETY: Registered and deregistered, on any thread.
+unsafe impl<T> Send for Node<T> {}
+// SAFETY: Not changed through `&self`.
+unsafe impl<T> Sync for Node<T> {}
+
+impl<T: MiscDevice> Node<T> {
+    /// Registers the node; the udev rule may widen `mode`.
+    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
+        let raw = MiscDeviceOptions { name }.into_raw::<T>();
+        // SAFETY: `into_raw` set a pointer to a constant.
+        let mut ops = unsafe { *raw.fops };
+        ops.owner = compat::this_module();
+        try_pin_init!(&this in Self {
+            fops <- Opaque::ffi_init(move |slot: *mut bindings::file_operations| {
+                // SAFETY: `slot` is valid for writes.
+                unsafe { slot.write(ops) }
+            }),
+            misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
+                let mut raw = raw;
+                // SAFETY: `fops` was initialised above and is pinned together with `misc`.
+                raw.fops = unsafe { (*this.as_ptr()).fops.get() };
+                raw.mode = mode;
+                // SAFETY: `slot` is valid for writes, and pinned until it is deregistered.
+                unsafe {
+                    slot.write(raw);
+                    kernel::error::to_result(bindings::misc_register(slot))
+                }
+            }),
+            _open: PhantomData,
+        })
+    }
+
+    /// The node that `T::open()` was called for.
+    #[allow(dead_code)] // The second module's.
+    pub(crate) fn of(misc: &MiscDeviceRegistration<T>) -> *const Self {
+        // SAFETY: The file operations of `T` are registered here alone, so the
+        // `miscdevice` is the member of a `Node<T>`.
+        unsafe { kernel::container_of!(Opaque::cast_from(misc.as_raw()), Self, misc) }
+    }
+}
+
+#[pinned_drop]
+impl<T> PinnedDrop for Node<T> {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Registered in `new`.
+        unsafe { bindings::misc_deregister(self.misc.get()) };
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! References to PCI functions, and how two of them reach each other.
+//!
+//! `kernel::pci::Device` is made for drivers of the device; vramio only looks at
+//! other drivers' devices.
+
+use crate::{abi::Path, sys};
+use core::ptr::NonNull;
+use kernel::bindings;
+
+/// A counted reference to a PCI function.
+pub(crate) struct PciRef(NonNull<bindings::pci_dev>);
+
+// SAFETY: `struct pci_dev` is reference counted and may be used and released on any thread.
+unsafe impl Send for PciRef {}
+// SAFETY: Only read through `&self`.
+unsafe impl Sync for PciRef {}
+
+impl PciRef {
+    /// Takes a reference of its own.
+    ///
+    /// # Safety
+    ///
+    /// `pdev` is null or a live device.
+    pub(crate) unsafe fn get(pdev: *mut bindings::pci_dev) -> Option<Self> {
+        // SAFETY: Per the contract; null is passed through.
+        NonNull::new(unsafe { bindings::pci_dev_get(pdev) }).map(Self)
+    }
+
+    /// Finds the function with a memory BAR that holds the physical address.
+    pub(crate) fn owner_of(addr: bindings::phys_addr_t) -> Option<Self> {
+        let any = bindings::PCI_ANY_ID as u32;
+        let mut pdev = core::ptr::null_mut();
+        loop {
+            // SAFETY: `pdev` is null or the last result, whose reference is taken over.
+            pdev = unsafe { bindings::pci_get_device(any, any, pdev) };
+            let found = NonNull::new(pdev)?;
+            // SAFETY: `pdev` is live: the iteration holds a reference.
+            if unsafe { sys::vramio_pci_owns(pdev, addr) } {
+                return Some(Self(found));
+            }
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut bindings::pci_dev {
+        self.0.as_ptr()
+    }
+
+    /// PCI domain.
+    pub(crate) fn domain(&self) -> u32 {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_domain(self.as_ptr()) }
+    }
+
+    /// bus << 8 | device << 3 | function.
+    pub(crate) fn devid(&self) -> u32 {
+        // SAFETY: The device is live.
+        u32::from(unsafe { sys::vramio_pci_devid(self.as_ptr()) })
+    }
+
+    /// Whether an IOMMU translates this device's DMA.
+    pub(crate) fn is_translated(&self) -> bool {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_translated(self.as_ptr()) }
+    }
+
+    /// Whether all of this device's DMA mappings are forced through bounce buffers.
+    pub(crate) fn is_swiotlb_forced(&self) -> bool {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_swiotlb_forced(self.as_ptr()) }
+    }
+}
+
+impl Drop for PciRef {
+    fn drop(&mut self) {
+        // SAFETY: We own one reference.
+        unsafe { bindings::pci_dev_put(self.as_ptr()) };
+    }
+}
+
+/// How `client` reaches memory of `provider`.
+pub(crate) struct Route {
+    pub(crate) path: Path,
+    /// As `pci_p2pdma_distance_many()` counts: hops up and down.
+    pub(crate) distance: i32,
+}
+
+/// The route from `client` to `provider`, or `None` when the kernel knows none.
+pub(crate) fn route(provider: &PciRef, client: &PciRef) -> Option<Route> {
+    // SAFETY: Both devices are live; `dev` is the device embedded in a `pci_dev`.
+    let distance = unsafe {
+        let mut dev = &raw mut (*client.as_ptr()).dev;
+        bindings::pci_p2pdma_distance_many(provider.as_ptr(), &mut dev, 1, false)
+    };
+    if distance < 0 {
+        return None;
+    }
+    let path = if shares_open_bridge(provider, client) {
+        Path::DirectSwitch
+    } else {
+        Path::DirectHostBridge
+    };
+    Some(Route { path, distance })
+}
+
+/// Whether the two have a common upstream port, and no port on the way sends
+/// peer-to-peer requests up to the host bridge by ACS. This is the rule of
+/// `calc_map_type_and_dist()` in drivers/pci/p2pdma.c, whose result the kernel
+/// does not export.
+fn shares_open_bridge(provider: &PciRef, client: &PciRef) -> bool {
+    let mut redirected = false;
+    for a in upstream(provider.as_ptr()) {
+        redirected |= has_acs_redirect(a);
+        if upstream(client.as_ptr()).any(|b| b == a) {
+            let below = upstream(client.as_ptr()).take_while(|&b| b != a);
+            return !redirected && !below.fold(false, |any, b| any | has_acs_redirect(b));
+        }
+    }
+    false
+}
+
+/// The device and the bridges above it.
+fn upstream(pdev: *mut bindings::pci_dev) -> impl Iterator<Item = *mut bindings::pci_dev> {
+    core::iter::successors(NonNull::new(pdev), |&p| {
+        // SAFETY: A live device holds references to the bridges above it.
+        NonNull::new(unsafe { sys::vramio_pci_upstream_bridge(p.as_ptr()) })
+    })
+    .map(NonNull::as_ptr)
+}
+
+fn has_acs_redirect(pdev: *mut bindings::pci_dev) -> bool {
+    // SAFETY: `pdev` is the live device or a bridge above it.
+    let cap = unsafe { (*pdev).acs_cap };
+    if cap == 0 {
+        return false;
+    }
+    let mut ctrl = 0u16;
+    // SAFETY: As above; reading the configuration space has no side effect here.
+    unsafe {
+        bindings::pci_read_config_word(
+            pdev,
+            i32::from(cap) + bindings::PCI_ACS_CTRL as i32,
+            &mut ctrl,
+        )
+    };
+    let redirect = bindings::PCI_ACS_RR | bindings::PCI_ACS_CR | bindings::PCI_ACS_EC;
+    u32::from(ctrl) & redirect != 0
+}

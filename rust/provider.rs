@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! P2PDMA providers: the device memory that registrations consist of.
+//!
+//! A provider is one pgmap (one BAR range) of a PCI function. It is known here
+//! from its first registration to its last. In that time its pages are pinned, so
+//! the pgmap cannot be freed and its address names it without doubt.
+
+use crate::{
+    abi::{Reason, Refusal},
+    pci::PciRef,
+    sys,
+};
+use kernel::{
+    bindings::{self, ENODEV, ENOSPC},
+    prelude::*,
+    sync::{global_lock, Arc},
+};
+
+/// The first I/O priority hint for us. 1 to 7 mean command duration limits
+/// (include/uapi/linux/ioprio.h).
+const FIRST_HINT: u16 = 8;
+/// Hints are 10 bits wide.
+const END_HINT: u16 = 1 << 10;
+
+/// One provider.
+pub(crate) struct Provider {
+    pgmap: *const bindings::dev_pagemap,
+    pdev: PciRef,
+    hint: u16,
+}
+
+// SAFETY: The pgmap's address is compared, never followed.
+unsafe impl Send for Provider {}
+// SAFETY: As above.
+unsafe impl Sync for Provider {}
+
+impl Provider {
+    /// The device that the memory is on.
+    pub(crate) fn pdev(&self) -> &PciRef {
+        &self.pdev
+    }
+
+    /// The I/O priority hint of every request for this provider's memory.
+    ///
+    /// The block layer merges two requests only when their priorities are equal
+    /// (block/blk-merge.c), and maps a merged request by its first segment alone
+    /// (block/blk-mq-dma.c). With a hint of its own, memory of this provider is
+    /// merged with nothing else: neither with host memory nor with another
+    /// provider's.
+    pub(crate) fn hint(&self) -> u16 {
+        self.hint
+    }
+}
+
+struct Entry {
+    provider: Arc<Provider>,
+    users: usize,
+}
+
+global_lock! {
+    // SAFETY: `init` runs before the device can be opened.
+    unsafe(uninit) static PROVIDERS: Mutex<KVec<Entry>> = KVec::new();
+}
+
+/// Initialises the list.
+///
+/// # Safety
+///
+/// Called once, before any other function of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: Per the contract.
+    unsafe { PROVIDERS.init() };
+}
+
+/// The share of one registration in its provider.
+pub(crate) struct Share(Arc<Provider>);
+
+impl core::ops::Deref for Share {
+    type Target = Provider;
+
+    fn deref(&self) -> &Provider {
+        &self.0
+    }
+}
+
+impl Share {
+    /// The provider of a page.
+    ///
+    /// # Safety
+    ///
+    /// `page` is a P2PDMA page that the caller has pinned, and at least one page of
+    /// the same pgmap stays pinned until the share is dropped.
+    pub(crate) unsafe fn of(page: *const bindings::page) -> Result<Self, Refusal> {
+        // SAFETY: A P2PDMA page has a pgmap; the pin keeps both alive.
+        let pgmap = unsafe { sys::vramio_page_pgmap(page) }.cast_const();
+        let mut list = PROVIDERS.lock();
+        if let Some(entry) = list.iter_mut().find(|e| e.provider.pgmap == pgmap) {
+            entry.users += 1;
+            return Ok(Self(entry.provider.clone()));
+        }
+
+        let hint = (FIRST_HINT..END_HINT)
+            .find(|hint| !list.iter().any(|e| e.provider.hint == *hint))
+            .ok_or(Refusal::new(ENOSPC, Reason::ProviderLimit))?;
+        // SAFETY: `page` is a live page.
+        let pfn = unsafe { sys::vramio_page_to_pfn(page) };
+        // SAFETY: Arithmetic.
+        let addr = unsafe { sys::vramio_pfn_phys(pfn) };
+        let pdev = PciRef::owner_of(addr).ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?;
+        let provider = Arc::new(Provider { pgmap, pdev, hint }, GFP_KERNEL_ACCOUNT)?;
+        let share = provider.clone();
+        list.push(Entry { provider, users: 1 }, GFP_KERNEL_ACCOUNT)?;
+        Ok(Self(share))
+    }
+
+    /// Whether a page is this provider's.
+    ///
+    /// # Safety
+    ///
+    /// `page` is a P2PDMA page that the caller has pinned.
+    pub(crate) unsafe fn owns(&self, page: *const bindings::page) -> bool {
+        // SAFETY: A P2PDMA page has a pgmap; the pin keeps both alive.
+        let pgmap = unsafe { sys::vramio_page_pgmap(page) }.cast_const();
+        pgmap == self.pgmap
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut list = PROVIDERS.lock();
+        if let Some(i) = list.iter().position(|e| e.provider.pgmap == self.pgmap) {
+            list[i].users -= 1;
+            if list[i].users == 0 {
+                // The index is in range, so nothing is lost.
+                let _ = list.remove(i);
+            }
+        }
+    }
+}

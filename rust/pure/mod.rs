@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The module's logic that needs no kernel types: the kernel builds it as a
+//! module of `vramio.ko`, the host as a crate with tests.
+
+pub mod account;
+pub mod align;
+pub mod range;
+pub mod runs;
+pub mod split;

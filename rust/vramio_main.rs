@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! vramio: moves file data between NVMe drives and GPU memory by one DMA.
+
+use kernel::prelude::*;
+
+mod abi;
+mod buffer;
+mod compat;
+mod ctx;
+mod dev;
+mod io;
+mod node;
+mod pci;
+mod provider;
+#[allow(dead_code, unreachable_pub)]
+mod pure;
+mod stats;
+mod sys;
+mod target;
+
+module! {
+    type: Vramio,
+    name: "vramio",
+    authors: ["the vramio authors"],
+    description: "File data between NVMe drives and GPU memory by one DMA",
+    license: "GPL",
+}
+
+#[pin_data]
+struct Vramio {
+    #[pin]
+    node: node::Node<ctx::Ctx>,
+}
+
+impl kernel::InPlaceModule for Vramio {
+    fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
+        // SAFETY: Once, before the device exists.
+        unsafe { provider::init() };
+        try_pin_init!(Self {
+            node <- node::Node::new(c"vramio", 0o660),
+        })
+    }
+}
