@@ -1,251 +1,308 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Registrations: pinned P2PDMA pages of one provider, as runs.
+//! Registrations, and how they let go.
 //!
-//! A registration is immutable. It is shared by the open file's table and by the
-//! requests under way; the last of them to let go unpins the pages.
+//! A registration is *live* until it is revoked: by the caller, by the end of the
+//! mapping or of the process image (MMU notifier), by the provider's driver going
+//! away (provider.rs), or by the open file's end. Revoking closes its gate, so no
+//! request enters any more. When the last one inside has left, the registration
+//! is *drained*: nothing transfers data from or to its pages. A work item then
+//! *releases* it: the notifier is removed and the pages are unpinned. What stays
+//! is a tombstone that says why.
+//!
+//! With kernel bvecs in flight nothing else in the kernel waits for them; the gate
+//! is the only protection.
+//!
+//! Lock order: device_lock > mmap_lock > the list of providers. The notifier's
+//! callback takes no lock; it waits for the gate, and those inside it neither take
+//! mmap_lock nor touch user memory.
 
 use crate::{
     abi::{Reason, Refusal},
-    provider::{Provider, Share},
-    pure::runs::{self, Run},
-    sys,
+    event::Event,
+    pins::Pinned,
+    pure::gate::{Gate, Passed, Word},
+    reclaim, sys,
 };
+use core::{cell::UnsafeCell, ops::Deref};
 use kernel::{
-    bindings::{self, EFAULT, EINTR, EINVAL, ENOMEM, EOPNOTSUPP},
+    bindings::{self, EINTR, ENODEV, ENOMEM, ESTALE},
+    impl_has_work,
     mm::Mm,
-    page::PAGE_SIZE,
+    new_work,
     prelude::*,
+    sync::{
+        atomic::{Atomic, Full, Relaxed},
+        Arc,
+    },
+    types::Opaque,
+    workqueue::{Work, WorkItem},
 };
 
 /// Most bytes of one registration: more than any GPU has, and it bounds the time
 /// and the memory that registering takes.
 pub(crate) const MAX_BYTES: u64 = 1 << 40;
 
-/// Pages that are pinned at once; their pointers fill a page.
-const CHUNK: usize = PAGE_SIZE / core::mem::size_of::<*mut bindings::page>();
+impl Word for Atomic<u64> {
+    fn load(&self) -> u64 {
+        Atomic::load(self, Relaxed)
+    }
 
-/// A range of GPU memory that requests may name.
-pub(crate) struct Buffer {
-    /// Fields are dropped in the order of their declaration: the share goes before
-    /// the pins that keep its pgmap alive.
-    provider: Share,
-    bvecs: KVVec<bindings::bio_vec>,
-    pins: Pins,
+    fn compare_exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
+        self.cmpxchg(old, new, Full)
+    }
 }
 
-// SAFETY: The bvecs hold pointers to pages that are pinned and are never followed here.
+/// A registration.
+#[pin_data]
+pub(crate) struct Buffer {
+    len: u64,
+    gate: Gate<Atomic<u64>>,
+    /// Why it was revoked, as a `Reason`; 0 while it is live.
+    revoked: Atomic<u32>,
+    /// Requests between the provider and itself were inside: its driver must be able
+    /// to end them, so nobody waits for them before it does.
+    loops: Atomic<bool>,
+    #[pin]
+    drained: Event,
+    #[pin]
+    released: Event,
+    /// Read inside the gate only; written before the gate is shown to anybody else,
+    /// and taken once it is drained.
+    pinned: UnsafeCell<Option<Pinned>>,
+    /// Whether `notifier` is inserted; under the same rule.
+    watched: UnsafeCell<bool>,
+    #[pin]
+    notifier: Opaque<bindings::mmu_interval_notifier>,
+    #[pin]
+    work: Work<Buffer>,
+}
+
+// SAFETY: The cells follow the gate's rule, everything else is atomic or has its own lock.
 unsafe impl Send for Buffer {}
-// SAFETY: Immutable after construction.
+// SAFETY: As above.
 unsafe impl Sync for Buffer {}
 
-/// A part of a registration, for a bvec iterator.
-pub(crate) struct Slice<'a> {
-    pub(crate) bvecs: &'a [bindings::bio_vec],
-    /// Where it begins in the first bvec, bytes.
-    pub(crate) skip: u64,
-    /// Bytes.
-    pub(crate) len: u64,
+impl_has_work! {
+    impl HasWork<Self> for Buffer { self.work }
+}
+
+/// Being inside a registration's gate.
+pub(crate) struct Inside<'a>(&'a Buffer);
+
+impl Deref for Inside<'_> {
+    type Target = Pinned;
+
+    fn deref(&self) -> &Pinned {
+        // SAFETY: Inside the gate the cell is not written; `register()` lets nobody in
+        // before it is filled.
+        unsafe { (*self.0.pinned.get()).as_ref().unwrap_unchecked() }
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
 }
 
 impl Buffer {
-    /// Pins a range of the calling process's memory.
+    /// Registers a range of the calling process's memory.
     ///
-    /// `addr` and `len` are page aligned, `len` is not 0 and does not wrap.
-    pub(crate) fn pin(addr: u64, len: u64) -> Result<Self, Refusal> {
-        // Locals are dropped in the reverse order: the share first, then the pins.
-        let mut chunk = Chunk::new()?;
-        let mut pins = Pins::default();
-        let mut provider: Option<Share> = None;
-        let mut done = 0;
-        while done < len {
-            // SAFETY: Looks at the current task.
-            if unsafe { sys::vramio_fatal_signal_pending() } {
-                return Err(Refusal::new(EINTR, Reason::Interrupted));
-            }
-            let count = CHUNK.min(((len - done) / PAGE_SIZE as u64) as usize);
-            chunk.pin(addr + done, count)?;
-            while let Some(page) = chunk.first() {
-                // SAFETY: `page` is pinned.
-                if !unsafe { sys::vramio_is_p2pdma_page(page) } {
-                    return Err(Refusal::new(EOPNOTSUPP, Reason::NotP2pdma));
-                }
-                match &provider {
-                    // SAFETY: `page` is a pinned P2PDMA page, and will be one of `pins`, which
-                    // outlive the share here and in the finished `Buffer`.
-                    None => provider = Some(unsafe { Share::of(page) }?),
-                    // SAFETY: `page` is a pinned P2PDMA page.
-                    Some(share) if !unsafe { share.owns(page) } => {
-                        return Err(Refusal::new(EOPNOTSUPP, Reason::MixedProviders));
-                    }
-                    Some(_) => {}
-                }
-                // SAFETY: `page` is pinned.
-                pins.push(unsafe { sys::vramio_page_to_pfn(page) } as u64)?;
-                chunk.forget_first();
-            }
-            done += (count * PAGE_SIZE) as u64;
-            // SAFETY: No lock is held.
-            unsafe { sys::vramio_cond_resched() };
+    /// `addr` and `len` are page aligned, `len` is not 0 and does not wrap; `mm` is
+    /// the current task's.
+    pub(crate) fn register(mm: &Mm, addr: u64, len: u64) -> Result<Arc<Self>, Refusal> {
+        let buffer = Arc::pin_init(
+            pin_init!(Self {
+                len,
+                gate: Gate::new(Atomic::new(0)),
+                revoked: Atomic::new(0),
+                loops: Atomic::new(false),
+                drained <- Event::new(),
+                released <- Event::new(),
+                pinned: UnsafeCell::new(None),
+                watched: UnsafeCell::new(false),
+                notifier <- Opaque::uninit(),
+                work <- new_work!("vramio::Buffer"),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+        .map_err(|_| Refusal::new(ENOMEM, Reason::NoMemory))?;
+        // We are inside while we build. Whoever leaves last gets this reference.
+        buffer.gate.enter();
+        let _ = Arc::into_raw(buffer.clone());
+        let built = buffer.build(mm, addr, len);
+        if let Err(refusal) = built {
+            buffer.revoke(refusal.reason);
         }
-        // `len` is not 0, so there was a page and it had a provider.
-        let provider = provider.ok_or(Refusal::new(EINVAL, Reason::EmptyRange))?;
-        let mut bvecs = KVVec::with_capacity(pins.runs.len(), GFP_KERNEL_ACCOUNT)?;
-        for run in pins.runs.iter() {
-            bvecs.push(
-                bindings::bio_vec {
-                    // SAFETY: The frame is a pinned page's.
-                    bv_page: unsafe { sys::vramio_pfn_to_page(run.frame as usize) },
-                    // At most `MAX_RUN_BYTES`, which fits.
-                    bv_len: run.len as u32,
-                    bv_offset: 0,
-                },
-                GFP_KERNEL_ACCOUNT,
-            )?;
+        buffer.leave();
+        match (built, buffer.refusal()) {
+            (Ok(()), None) => Ok(buffer),
+            (Err(refusal), _) | (Ok(()), Some(refusal)) => {
+                buffer.released.wait();
+                Err(refusal)
+            }
         }
-        Ok(Self {
-            provider,
-            bvecs,
-            pins,
-        })
+    }
+
+    fn build(self: &Arc<Self>, mm: &Mm, addr: u64, len: u64) -> Result<(), Refusal> {
+        // Before pinning, so that no end of the mapping is missed.
+        // SAFETY: `mm` is the current task's; the notifier is pinned in `self`, and
+        // removed before `self` goes. We are inside the gate, so the cell is ours.
+        unsafe {
+            let notifier = self.notifier.get();
+            let ret = bindings::mmu_interval_notifier_insert(
+                notifier,
+                mm.as_raw(),
+                addr as usize,
+                len as usize,
+                &NOTIFIER_OPS,
+            );
+            if ret != 0 {
+                return Err(Refusal::new(
+                    ret.unsigned_abs(),
+                    match ret.unsigned_abs() {
+                        EINTR => Reason::Interrupted,
+                        _ => Reason::NoMemory,
+                    },
+                ));
+            }
+            *self.watched.get() = true;
+            // An insertion may be deferred; this waits until it is in effect.
+            bindings::mmu_interval_read_begin(notifier);
+        }
+        let mut pinned = Pinned::pin(addr, len)?;
+        pinned.attach(self.clone())?;
+        // SAFETY: We are inside the gate and nobody else is yet.
+        unsafe { *self.pinned.get() = Some(pinned) };
+        Ok(())
     }
 
     /// Bytes.
     pub(crate) fn len(&self) -> u64 {
-        self.pins.runs.last().map_or(0, Run::end)
+        self.len
     }
 
-    /// Contiguous runs.
-    pub(crate) fn runs(&self) -> usize {
-        self.pins.runs.len()
-    }
-
-    /// Whose memory it is.
-    pub(crate) fn provider(&self) -> &Provider {
-        &self.provider
-    }
-
-    /// A part of it; `None` when the part is empty or leaves the registration.
-    pub(crate) fn slice(&self, offset: u64, len: u64) -> Option<Slice<'_>> {
-        let (first, count, skip) = runs::slice(&self.pins.runs, offset, len)?;
-        Some(Slice {
-            bvecs: &self.bvecs[first..first + count],
-            skip,
-            len,
-        })
-    }
-}
-
-/// Pinned pages, as runs. Dropping it unpins them.
-#[derive(Default)]
-struct Pins {
-    runs: KVVec<Run>,
-}
-
-impl Pins {
-    /// Takes over one pin of the page frame.
-    fn push(&mut self, frame: u64) -> Result<(), Refusal> {
-        let page = PAGE_SIZE as u64;
-        let start = match self.runs.last_mut() {
-            Some(last) => {
-                if last.extend(frame, page) {
-                    return Ok(());
-                }
-                last.end()
-            }
-            None => 0,
-        };
-        let run = Run {
-            start,
-            frame,
-            len: page,
-        };
-        Ok(self.runs.push(run, GFP_KERNEL_ACCOUNT)?)
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        for run in self.runs.iter() {
-            for frame in run.frame..run.frame + run.len / PAGE_SIZE as u64 {
-                // SAFETY: We own one pin of each page of each run.
-                unsafe {
-                    bindings::unpin_user_page(sys::vramio_pfn_to_page(frame as usize));
-                }
-            }
-            // SAFETY: A buffer is dropped where sleeping is allowed.
-            unsafe { sys::vramio_cond_resched() };
-        }
-    }
-}
-
-/// The pages of one call to the pinning function. Dropping it unpins those that
-/// were not handed on.
-struct Chunk {
-    pages: KVec<*mut bindings::page>,
-    /// How many were handed on.
-    taken: usize,
-}
-
-impl Chunk {
-    fn new() -> Result<Self, Refusal> {
-        Ok(Self {
-            pages: KVec::with_capacity(CHUNK, GFP_KERNEL)?,
-            taken: 0,
-        })
-    }
-
-    /// Pins exactly `count` pages (at most `CHUNK`) from `addr` on, or none.
-    fn pin(&mut self, addr: u64, count: usize) -> Result<(), Refusal> {
-        self.release();
-        let room = self.pages.spare_capacity_mut();
-        let count = count.min(room.len());
-        // Not FOLL_LONGTERM: mm/gup.c refuses it for P2PDMA pages, which their provider
-        // must be able to take away.
-        // SAFETY: `room` holds `count` pointers.
-        let pinned = unsafe {
-            bindings::pin_user_pages_fast(
-                addr as usize,
-                count as i32,
-                bindings::FOLL_WRITE | bindings::FOLL_PCI_P2PDMA,
-                room.as_mut_ptr().cast(),
-            )
-        };
-        // SAFETY: The call stored that many pointers, none when it failed.
-        unsafe { self.pages.inc_len(usize::try_from(pinned).unwrap_or(0)) };
-        if self.pages.len() == count {
-            Ok(())
-        } else if pinned == -(ENOMEM as i32) {
-            Err(Refusal::new(ENOMEM, Reason::NoMemory))
+    /// Enters the gate, for a request or a look at the pages.
+    pub(crate) fn enter(&self) -> Result<Inside<'_>, Refusal> {
+        if self.gate.enter() {
+            Ok(Inside(self))
         } else {
-            Err(Refusal::new(EFAULT, Reason::NotMapped))
+            // A closed gate has a reason: it is set before.
+            Err(self
+                .refusal()
+                .unwrap_or(Refusal::new(ESTALE, Reason::Revoked)))
         }
     }
 
-    /// The first page that was not handed on.
-    fn first(&self) -> Option<*mut bindings::page> {
-        self.pages.get(self.taken).copied()
-    }
-
-    /// Its pin has a new owner.
-    fn forget_first(&mut self) {
-        self.taken += 1;
-    }
-
-    fn release(&mut self) {
-        for &page in self.pages.iter().skip(self.taken) {
-            // SAFETY: We own one pin of it.
-            unsafe { bindings::unpin_user_page(page) };
+    /// What a request gets once it is revoked.
+    fn refusal(&self) -> Option<Refusal> {
+        match Reason::from_raw(self.revoked.load(Relaxed))? {
+            Reason::None => None,
+            Reason::ProviderGone => Some(Refusal::new(ENODEV, Reason::ProviderGone)),
+            reason => Some(Refusal::new(ESTALE, reason)),
         }
-        self.pages.clear();
-        self.taken = 0;
+    }
+
+    /// A request from the provider to itself is inside, or was.
+    pub(crate) fn mark_loop(&self) {
+        if !self.loops.load(Relaxed) {
+            self.loops.store(true, Relaxed);
+        }
+    }
+
+    /// Closes the gate; the first reason stays. Callable in any context.
+    pub(crate) fn revoke(&self, reason: Reason) {
+        let _ = self.revoked.cmpxchg(0, reason as u32, Full);
+        if self.gate.close() == Passed::Drained {
+            self.on_drained();
+        }
+    }
+
+    fn leave(&self) {
+        if self.gate.leave() == Passed::Drained {
+            self.on_drained();
+        }
+    }
+
+    fn on_drained(&self) {
+        self.drained.set();
+        // SAFETY: `register()` gave this reference away for us; a gate is drained once.
+        reclaim::release(unsafe { Arc::from_raw(self) });
+    }
+
+    /// Waits until the pages are released, or a fatal signal comes; they are released
+    /// all the same.
+    pub(crate) fn wait_released_killable(&self) {
+        self.released.wait_killable();
+    }
+
+    /// Waits until the pages are released.
+    pub(crate) fn wait_released(&self) {
+        self.released.wait();
+    }
+
+    /// Waits until the pages are released, at most until `deadline` (jiffies), and
+    /// not at all for requests that only the provider's own driver can end. Returns
+    /// whether they are released.
+    pub(crate) fn wait_released_until(&self, deadline: usize) -> bool {
+        !self.loops.load(Relaxed) && self.released.wait_until(deadline)
     }
 }
 
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        self.release();
+impl WorkItem for Buffer {
+    type Pointer = Arc<Buffer>;
+
+    fn run(this: Arc<Buffer>) {
+        // SAFETY: Drained, and this runs once: both cells are ours.
+        let (watched, pinned) = unsafe { (*this.watched.get(), (*this.pinned.get()).take()) };
+        if watched {
+            // SAFETY: Inserted by `build()`; this waits for a callback under way.
+            unsafe { bindings::mmu_interval_notifier_remove(this.notifier.get()) };
+        }
+        drop(pinned);
+        this.released.set();
     }
+}
+
+static NOTIFIER_OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifier_ops {
+    invalidate: Some(invalidate),
+    invalidate_start: None,
+    invalidate_finish: None,
+};
+
+/// The range, or a part of it, is being unmapped.
+///
+/// # Safety
+///
+/// Called by the MMU notifier of a `Buffer`, under mmap_lock.
+unsafe extern "C" fn invalidate(
+    notifier: *mut bindings::mmu_interval_notifier,
+    range: *const bindings::mmu_notifier_range,
+    _seq: usize,
+) -> bool {
+    // SAFETY: The range is valid for this call.
+    let (event, may_sleep) = unsafe { ((*range).event, sys::vramio_range_blockable(range)) };
+    // A change of protection leaves the memory in place.
+    if matches!(
+        event,
+        bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
+            | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
+            | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY
+    ) {
+        return true;
+    }
+    // SAFETY: The notifier is the member of a live `Buffer`: it is removed before.
+    let buffer = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Buffer, notifier) };
+    buffer.revoke(Reason::Revoked);
+    if buffer.gate.is_drained() {
+        return true;
+    }
+    if may_sleep {
+        // Those inside are requests of at most one part each.
+        buffer.drained.wait();
+    }
+    may_sleep
 }
 
 /// Whether the current task runs in this memory.

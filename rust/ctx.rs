@@ -84,9 +84,10 @@ impl Ctx {
     }
 
     pub(crate) fn register(&self, arg: &mut VramioRegister) -> Result<(), Refusal> {
-        if !self.mm.as_deref().is_some_and(buffer::is_current) {
+        let mm = self.mm.as_deref().filter(|mm| buffer::is_current(mm));
+        let Some(mm) = mm else {
             return Err(Refusal::new(EPERM, Reason::ForeignProcess));
-        }
+        };
         match range::pages(arg.addr, arg.len, PAGE_SIZE as u64) {
             Ok(Some(_)) => {}
             Ok(None) => return Err(Refusal::new(EINVAL, Reason::UnalignedBuffer)),
@@ -100,14 +101,23 @@ impl Ctx {
         if self.table.lock().count >= MAX_REGISTRATIONS {
             return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
         }
-        let buffer = Arc::new(Buffer::pin(arg.addr, arg.len)?, GFP_KERNEL_ACCOUNT)?;
-        let id = self.insert(buffer.clone())?;
-        arg.id = id;
-        // Far fewer than 2^32: the limit is 2^28 pages.
-        arg.runs = buffer.runs() as u32;
-        arg.provider_domain = buffer.provider().pdev().domain();
-        arg.provider_devid = buffer.provider().pdev().devid();
-        Ok(())
+        let buffer = Buffer::register(mm, arg.addr, arg.len)?;
+        let filled = buffer.enter().map(|inside| {
+            // Far fewer than 2^32: the limit is 2^28 pages.
+            arg.runs = inside.runs() as u32;
+            arg.provider_domain = inside.provider().pdev().domain();
+            arg.provider_devid = inside.provider().pdev().devid();
+        });
+        match filled.and_then(|()| self.insert(buffer.clone())) {
+            Ok(id) => {
+                arg.id = id;
+                Ok(())
+            }
+            Err(refusal) => {
+                end(&buffer);
+                Err(refusal)
+            }
+        }
     }
 
     fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {
@@ -134,11 +144,28 @@ impl Ctx {
     pub(crate) fn unregister(&self, arg: &VramioUnregister) -> Result<(), Refusal> {
         self.remove(arg.id)
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
-            // Dropped here, outside the lock: unpins, unless a request still holds it.
-            .map(drop)
+            .map(|buffer| end(&buffer))
     }
 
-    pub(crate) fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
+    /// Ends a registration whose id the caller never learnt.
+    pub(crate) fn undo_register(&self, id: u32) {
+        if let Some(buffer) = self.remove(id) {
+            end(&buffer);
+        }
+    }
+
+    /// Ends all registrations: the file is being closed for good.
+    pub(crate) fn close(&self) {
+        let buffers = core::mem::replace(&mut self.table.lock().buffers, RBTree::new());
+        for buffer in buffers.values() {
+            buffer.revoke(Reason::Revoked);
+        }
+        for buffer in buffers.values() {
+            buffer.wait_released();
+        }
+    }
+
+    fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
         let mut table = self.table.lock();
         let node = table.buffers.remove_node(&id)?;
         table.count -= 1;
@@ -167,7 +194,13 @@ impl Ctx {
         request.check_range(&buffer)?;
         let target = Target::open(arg.fd, direction, &mut Facts::default())?;
         request.check_align(target.align)?;
-        let route = target.route(buffer.provider())?;
+        let route = {
+            let inside = buffer.enter()?;
+            if target.is_on(inside.provider().pdev()) {
+                buffer.mark_loop();
+            }
+            target.route(inside.provider())?
+        };
         io::run(&request, &target, &buffer, route.path, arg)?;
         self.stats.completed(direction, arg);
         Ok(())
@@ -220,12 +253,20 @@ impl Ctx {
         let table = self.table.lock();
         seq_print!(m, "vramio-registrations:\t{}\n", table.count);
         for (id, buffer) in table.buffers.iter() {
-            let pdev = buffer.provider().pdev();
+            let Ok(inside) = buffer.enter() else {
+                seq_print!(
+                    m,
+                    "vramio-registration:\t{id} bytes {} revoked\n",
+                    buffer.len()
+                );
+                continue;
+            };
+            let pdev = inside.provider().pdev();
             seq_print!(
                 m,
                 "vramio-registration:\t{id} bytes {} runs {} provider {:04x}:{:02x}:{:02x}.{}\n",
                 buffer.len(),
-                buffer.runs(),
+                inside.runs(),
                 pdev.domain(),
                 pdev.devid() >> 8,
                 pdev.devid() >> 3 & 0x1f,
@@ -249,7 +290,16 @@ fn forecast(
         request.check_range(buffer)?;
     }
     request.check_align(target.align)?;
-    buffer.map(|b| target.route(b.provider())).transpose()
+    buffer
+        .map(|b| target.route(b.enter()?.provider()))
+        .transpose()
+}
+
+/// Revokes a registration and waits until its memory is released, if the caller
+/// is not killed; it is released all the same.
+fn end(buffer: &Buffer) {
+    buffer.revoke(Reason::Revoked);
+    buffer.wait_released_killable();
 }
 
 fn clear_results(arg: &mut VramioIo) {

@@ -19,6 +19,10 @@ impl MiscDevice for Ctx {
         Arc::pin_init(Ctx::new(), GFP_KERNEL_ACCOUNT)
     }
 
+    fn release(me: Arc<Self>, _file: &File) {
+        me.close();
+    }
+
     fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
         let refused = |refusal: abi::Refusal| {
             me.stats().refused(refusal.reason);
@@ -35,7 +39,7 @@ impl MiscDevice for Ctx {
                 });
                 // The caller never learnt the id: nothing may be left behind.
                 if let (Err(_), Some(id)) = (&result, id) {
-                    me.remove(id);
+                    me.undo_register(id);
                 }
                 result
             }

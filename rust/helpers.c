@@ -5,6 +5,7 @@
  */
 #include <linux/blk-integrity.h>
 #include <linux/blkdev.h>
+#include <linux/completion.h>
 #include <linux/fiemap.h>
 #include <linux/fileattr.h>
 #include <linux/fs.h>
@@ -12,6 +13,7 @@
 #include <linux/ioprio.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
+#include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
@@ -84,6 +86,21 @@ int vramio_task_dirtied(void)
 void vramio_cond_resched(void)
 {
 	cond_resched();
+}
+
+unsigned long vramio_jiffies(void)
+{
+	return jiffies;
+}
+
+void vramio_init_completion(struct completion *done)
+{
+	init_completion(done);
+}
+
+bool vramio_range_blockable(const struct mmu_notifier_range *range)
+{
+	return mmu_notifier_range_blockable(range);
 }
 
 /* --- files --- */
@@ -237,6 +254,17 @@ bool vramio_pci_owns(struct pci_dev *pdev, phys_addr_t addr)
 			return true;
 	}
 	return false;
+}
+
+/*
+ * The driver core's state of the binding. device_links_busy() sets UNBINDING
+ * before the bus is told, whether or not there are links.
+ */
+bool vramio_pci_bound(struct pci_dev *pdev)
+{
+	enum dl_dev_state state = READ_ONCE(pdev->dev.links.status);
+
+	return state == DL_DEV_PROBING || state == DL_DEV_DRIVER_BOUND;
 }
 
 /* Whether the device's DMA addresses are translated by an IOMMU. */

@@ -5,7 +5,9 @@
 
 use crate::{
     abi::{Certainty, Path, Reason, Refusal, VramioIo},
-    buffer::{Buffer, Slice},
+    buffer::Buffer,
+    pins::Slice,
+    provider::Provider,
     pure::{
         account::{self, Account},
         align::{self, Unaligned},
@@ -87,10 +89,15 @@ pub(crate) fn run(
         }
         let at = request.file_offset + out.bytes;
         let len = split::part(at, end - out.bytes, cap);
-        let Some(slice) = buffer.slice(request.buffer_offset + out.bytes, len) else {
+        // For one part at a time, so that revoking waits for no more than that.
+        let inside = match buffer.enter() {
+            Ok(inside) => inside,
+            Err(r) => return stop(out, r.errno, r.reason, path, certainty),
+        };
+        let Some(slice) = inside.slice(request.buffer_offset + out.bytes, len) else {
             return stop(out, ERANGE, Reason::OutOfRange, path, certainty);
         };
-        let part = submit(request.direction, target, buffer, &slice, at);
+        let part = submit(request.direction, target, inside.provider(), &slice, at);
         out.parts += 1;
         let moved = match part.result {
             Ok(moved) => moved,
@@ -179,7 +186,7 @@ struct Part {
 fn submit(
     direction: Direction,
     target: &Target,
-    buffer: &Buffer,
+    provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
 ) -> Part {
@@ -198,7 +205,7 @@ fn submit(
         Direction::Write => bindings::ITER_SOURCE,
     };
     // SAFETY: The slice names `len` bytes from `skip` on in its bvecs, whose pages stay
-    // pinned as long as `buffer` lives, which is beyond this synchronous call.
+    // pinned as long as the caller is inside the gate: beyond this synchronous call.
     unsafe {
         bindings::iov_iter_bvec(
             &mut iter,
@@ -223,7 +230,7 @@ fn submit(
         ki_filp: file,
         ki_pos: at as i64,
         ki_flags: flags,
-        ki_ioprio: with_class(ioprio) | buffer.provider().hint() << IOPRIO_HINT_SHIFT,
+        ki_ioprio: with_class(ioprio) | provider.hint() << IOPRIO_HINT_SHIFT,
         ..bindings::kiocb::default()
     };
 

@@ -59,6 +59,12 @@ impl PciRef {
         u32::from(unsafe { sys::vramio_pci_devid(self.as_ptr()) })
     }
 
+    /// Whether its driver is bound, or about to be, and not being unbound.
+    pub(crate) fn is_bound(&self) -> bool {
+        // SAFETY: The device is live; the state is a plain integer.
+        unsafe { sys::vramio_pci_bound(self.as_ptr()) }
+    }
+
     /// Whether an IOMMU translates this device's DMA.
     pub(crate) fn is_translated(&self) -> bool {
         // SAFETY: The device is live.

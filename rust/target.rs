@@ -125,6 +125,11 @@ impl Target {
         Ok(route)
     }
 
+    /// Whether the block device is this PCI function.
+    pub(crate) fn is_on(&self, pdev: &PciRef) -> bool {
+        self.pdev.as_ptr() == pdev.as_ptr()
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut bindings::file {
         self.file.as_ptr()
     }

@@ -9,12 +9,15 @@ mod buffer;
 mod compat;
 mod ctx;
 mod dev;
+mod event;
 mod io;
 mod node;
 mod pci;
+mod pins;
 mod provider;
 #[allow(dead_code, unreachable_pub)]
 mod pure;
+mod reclaim;
 mod stats;
 mod sys;
 mod target;
@@ -27,10 +30,15 @@ module! {
     license: "GPL",
 }
 
+/// Fields are dropped in the order of their declaration: no new open file first,
+/// then no new revocation, then the queue is emptied.
 #[pin_data]
 struct Vramio {
     #[pin]
     node: node::Node<ctx::Ctx>,
+    #[pin]
+    bus: provider::BusWatch,
+    reclaim: reclaim::Reclaim,
 }
 
 impl kernel::InPlaceModule for Vramio {
@@ -38,6 +46,8 @@ impl kernel::InPlaceModule for Vramio {
         // SAFETY: Once, before the device exists.
         unsafe { provider::init() };
         try_pin_init!(Self {
+            reclaim: reclaim::Reclaim::new()?,
+            bus <- provider::BusWatch::new(),
             node <- node::Node::new(c"vramio", 0o660),
         })
     }

@@ -103,6 +103,9 @@ pub enum Reason {
     BadAddress = 44,
     /// Bounce buffers are forced for this device.
     Swiotlb = 45,
+    /// The memory was unmapped, or its process image ended, or the registration was
+    /// ended, meanwhile.
+    Revoked = 46,
     /// `/dev/vramio` does not exist: the module is not loaded.
     NoModule = 256,
     /// The module's ABI is older than this program needs.
@@ -115,7 +118,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 50] = [
+    pub const ALL: [Reason; 51] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -162,6 +165,7 @@ impl Reason {
         Reason::ProviderLimit,
         Reason::BadAddress,
         Reason::Swiotlb,
+        Reason::Revoked,
         Reason::NoModule,
         Reason::ModuleAbi,
         Reason::NoPermission,
@@ -419,6 +423,11 @@ impl Reason {
                 "swiotlb",
                 "bounce buffers are forced for the drive (swiotlb=force, or a confidential guest), so the kernel cannot map peer memory through the host bridge",
                 "boot without swiotlb=force",
+            ),
+            Reason::Revoked => (
+                "revoked",
+                "the registration has ended: its memory was unmapped or freed, its process image ended, or it was unregistered",
+                "register the memory again",
             ),
             Reason::NoModule => (
                 "no-module",

@@ -68,8 +68,17 @@ pub struct VramioInfo {
 }
 
 /// Registers a range of the caller's memory that maps P2PDMA pages of one
-/// provider. The pages stay pinned until [`VRAMIO_IOC_UNREGISTER`] or until the
-/// open file goes.
+/// provider. The pages are pinned until the registration ends: by
+/// [`VRAMIO_IOC_UNREGISTER`], when the open file goes, when any part of the range
+/// is unmapped (`munmap`, `mremap`, `MADV_DONTNEED`), when the process image that
+/// registered it ends (exit, exec), or when the provider's driver is unbound. Whoever
+/// ends it waits for requests under way, for a part of each
+/// ([`VramioInfo::part_bytes`]) at most. After that, requests fail with `ESTALE`,
+/// or with `ENODEV` where the provider went.
+///
+/// Any holder of the open file may read, write, probe and unregister: a child, or a
+/// process that the descriptor was passed to. Only the process image that opened
+/// the device may register.
 ///
 /// Errors: `EINVAL` (unaligned, empty or wrapping range, flags), `EFAULT` (part
 /// of the range is not mapped or not writable), `EOPNOTSUPP` (memory that is not
@@ -102,8 +111,9 @@ pub struct VramioRegister {
     pub reserved: u32,
 }
 
-/// Ends a registration. A request that is under way in another thread finishes
-/// first; the pages are released by whichever of the two ends last.
+/// Ends a registration, and waits until its pages are released. A request that is
+/// under way in another thread ends after the part that it is at, with a short count
+/// or `ESTALE`. A caller that is killed meanwhile does not wait.
 ///
 /// Errors: `ENOENT` (no such registration in this open file), `EINVAL`.
 #[repr(C)]
@@ -147,7 +157,7 @@ pub struct VramioIo {
     pub file_offset: u64,
     /// Where in the registration, bytes.
     pub buffer_offset: u64,
-    /// How much, bytes.
+    /// How much, bytes. 0 checks the request and moves nothing.
     pub len: u64,
     /// *Out*: bytes that moved. Exact.
     pub bytes: u64,

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: GPL-2.0-only WITH Linux-syscall-note OR MIT */
+/*
+ * /dev/vramio: ioctl numbers, structures, paths, certainty and reasons.
+ *
+ * Rules, which hold for every structure:
+ *
+ * * The first member is size, in bytes, set by the caller to the size of the
+ *   structure that it was compiled with. The kernel reads that many bytes. A
+ *   size below the first published one is EINVAL; a larger one is accepted
+ *   while the unknown tail is zero, else the call fails with E2BIG.
+ * * flags with an unknown bit, and a reserved member that is not zero, fail
+ *   with EINVAL. Members marked out are ignored on entry.
+ * * No structure holds a pointer or a long, so a 32-bit process uses the
+ *   same layout as a 64-bit one.
+ * * When a call fails, the structure is still written back, and its reason
+ *   says why (enum vramio_reason). A call that fails changes nothing.
+ *
+ * Made from ioctl-abi/src by: VRAMIO_UPDATE_HEADER=1 cargo test -p vramio-abi
+ */
+#ifndef _UAPI_LINUX_VRAMIO_H
+#define _UAPI_LINUX_VRAMIO_H
+
+#include <linux/ioctl.h>
+#include <linux/types.h>
+
+/* The ioctl type byte of /dev/vramio. */
+#define VRAMIO_IOC_TYPE 0xBE
+
+/* _IO(0xBE, 0), takes a struct vramio_info. */
+#define VRAMIO_IOC_INFO _IO(VRAMIO_IOC_TYPE, 0)
+
+/* _IO(0xBE, 1), takes a struct vramio_register. */
+#define VRAMIO_IOC_REGISTER _IO(VRAMIO_IOC_TYPE, 1)
+
+/* _IO(0xBE, 2), takes a struct vramio_unregister. */
+#define VRAMIO_IOC_UNREGISTER _IO(VRAMIO_IOC_TYPE, 2)
+
+/* _IO(0xBE, 3), takes a struct vramio_probe. */
+#define VRAMIO_IOC_PROBE _IO(VRAMIO_IOC_TYPE, 3)
+
+/* _IO(0xBE, 4), takes a struct vramio_io: file to GPU memory. */
+#define VRAMIO_IOC_READ _IO(VRAMIO_IOC_TYPE, 4)
+
+/* _IO(0xBE, 5), takes a struct vramio_io: GPU memory to file. */
+#define VRAMIO_IOC_WRITE _IO(VRAMIO_IOC_TYPE, 5)
+
+/*
+ * The ABI's version. It grows when a structure or a rule is added; nothing that
+ * was published is ever removed or changed.
+ */
+#define VRAMIO_ABI_VERSION 1
+
+/* vramio_info.features: registers memory that the caller has mapped. */
+#define VRAMIO_FEATURE_USER_MAPPING (1ULL << 0)
+
+/* vramio_probe.flags: ask for a write; without it the probe asks for a read. */
+#define VRAMIO_PROBE_WRITE (1U << 0)
+
+/* How the bytes of a request travelled. */
+enum vramio_path {
+	/* None moved, or it is not decided. */
+	VRAMIO_PATH_NONE = 0,
+	/*
+	 * One DMA between drive and GPU memory by bus address: routed below their
+	 * common upstream port, as a PCIe switch does.
+	 */
+	VRAMIO_PATH_DIRECT_SWITCH = 1,
+	/* One DMA between drive and GPU memory, through the host bridge. */
+	VRAMIO_PATH_DIRECT_HOST_BRIDGE = 2,
+	/*
+	 * Direct I/O into a user mapping of P2PDMA pages, without the module.
+	 */
+	VRAMIO_PATH_P2PDMA = 3,
+	/* Through host memory, from or into the page cache. */
+	VRAMIO_PATH_COMPAT_CACHE = 4,
+	/* Through host memory, by direct I/O. */
+	VRAMIO_PATH_COMPAT_DIRECT = 5,
+};
+
+/* How sure a result is of its enum vramio_path. */
+enum vramio_certainty {
+	/* No statement. */
+	VRAMIO_CERTAINTY_NONE = 0,
+	/*
+	 * Computed beforehand, or the kernel's accounts neither bear it out nor
+	 * speak against it.
+	 */
+	VRAMIO_CERTAINTY_FORECAST = 1,
+	/*
+	 * After the request the kernel's own accounts agree: it stayed direct, and
+	 * what this task submitted to block devices covers what was returned.
+	 */
+	VRAMIO_CERTAINTY_CONSISTENT = 2,
+	/*
+	 * The accounts speak against it: part of the data was moved by the CPU.
+	 */
+	VRAMIO_CERTAINTY_REFUTED = 3,
+};
+
+/*
+ * Why a request did not go direct, was refused, or is not certain.
+ *
+ * One list for kernel, library, tools and counters. Numbers below 256 come from
+ * the module, those above from user space; none is ever used again for
+ * something else.
+ */
+enum vramio_reason {
+	/* There is nothing to explain. */
+	VRAMIO_REASON_NONE = 0,
+	/* A flag that this module does not know. */
+	VRAMIO_REASON_UNKNOWN_FLAG = 1,
+	/* A reserved member is not zero. */
+	VRAMIO_REASON_RESERVED_NOT_ZERO = 2,
+	/*
+	 * The structure is too short, or has an unknown tail that is not zero.
+	 */
+	VRAMIO_REASON_STRUCT_SIZE = 3,
+	/* Offset and length overflow. */
+	VRAMIO_REASON_OVERFLOW = 4,
+	/* The range leaves the registration. */
+	VRAMIO_REASON_OUT_OF_RANGE = 5,
+	/* The length is 0. */
+	VRAMIO_REASON_EMPTY_RANGE = 6,
+	/* No such registration in this open file. */
+	VRAMIO_REASON_NO_REGISTRATION = 7,
+	/* No such descriptor. */
+	VRAMIO_REASON_BAD_DESCRIPTOR = 8,
+	/* The descriptor is not open for this direction. */
+	VRAMIO_REASON_OPEN_MODE = 9,
+	/* A write through an append-only descriptor. */
+	VRAMIO_REASON_APPEND_MODE = 10,
+	/* Neither a regular file nor a block device. */
+	VRAMIO_REASON_FILE_TYPE = 11,
+	/* The file system has no direct I/O for this file. */
+	VRAMIO_REASON_NO_DIRECT_IO = 12,
+	/* The file is one for which direct I/O falls back to the page cache. */
+	VRAMIO_REASON_DIO_ALIGN_ZERO = 13,
+	/* A file system that is not known to pass pages on untouched. */
+	VRAMIO_REASON_FILE_SYSTEM = 14,
+	/* The file has no block device below it. */
+	VRAMIO_REASON_NO_BLOCK_DEVICE = 15,
+	/* The block queue does not take peer-to-peer pages. */
+	VRAMIO_REASON_QUEUE_NO_P2PDMA = 16,
+	/* The block device is not a PCI device. */
+	VRAMIO_REASON_NO_PCI_DEVICE = 17,
+	/* PCI devices that cannot reach each other. */
+	VRAMIO_REASON_P2P_DISTANCE = 18,
+	/* The file offset is not aligned. */
+	VRAMIO_REASON_UNALIGNED_OFFSET = 19,
+	/* The length is not aligned. */
+	VRAMIO_REASON_UNALIGNED_LENGTH = 20,
+	/* Buffer address or buffer offset is not aligned. */
+	VRAMIO_REASON_UNALIGNED_BUFFER = 21,
+	/* The memory is not P2PDMA memory. */
+	VRAMIO_REASON_NOT_P2PDMA = 22,
+	/* Part of the range is not mapped, or not writable. */
+	VRAMIO_REASON_NOT_MAPPED = 23,
+	/* The range holds memory of more than one provider. */
+	VRAMIO_REASON_MIXED_PROVIDERS = 24,
+	/* The provider's PCI device is gone or going. */
+	VRAMIO_REASON_PROVIDER_GONE = 25,
+	/* The open file has as many registrations as it may have. */
+	VRAMIO_REASON_REGISTRATION_LIMIT = 26,
+	/* The range is larger than a registration may be. */
+	VRAMIO_REASON_REGISTRATION_SIZE = 27,
+	/* The caller is not the process image that opened the device. */
+	VRAMIO_REASON_FOREIGN_PROCESS = 28,
+	/* The file is on DAX: the CPU would copy. */
+	VRAMIO_REASON_DAX = 29,
+	/* The file is encrypted: the CPU would touch the data. */
+	VRAMIO_REASON_ENCRYPTED = 30,
+	/* The file has verity: the CPU would read the data. */
+	VRAMIO_REASON_VERITY = 31,
+	/* The device wants stable pages: the kernel would bounce the data. */
+	VRAMIO_REASON_STABLE_WRITES = 32,
+	/* The device has integrity metadata: the CPU would read the data. */
+	VRAMIO_REASON_INTEGRITY = 33,
+	/* Translating IOMMU, and the queue merges requests. */
+	VRAMIO_REASON_MERGE_BARRIER = 34,
+	/* A fatal signal came between two parts. */
+	VRAMIO_REASON_INTERRUPTED = 35,
+	/* The device or the file system reported an error. */
+	VRAMIO_REASON_IO_ERROR = 36,
+	/* The kernel refused to map the pages for the device. */
+	VRAMIO_REASON_MAP_REFUSED = 37,
+	/* Part of the data was written into the buffer by the CPU. */
+	VRAMIO_REASON_CPU_FILLED = 38,
+	/* The file system fell back to the page cache. */
+	VRAMIO_REASON_BUFFERED_FALLBACK = 39,
+	/* The kernel's accounts hold other I/O too, and decide nothing. */
+	VRAMIO_REASON_ACCOUNTS_UNCLEAR = 40,
+	/* The file lies on the file system's realtime device. */
+	VRAMIO_REASON_REALTIME_DEVICE = 41,
+	/* No memory for the request. */
+	VRAMIO_REASON_NO_MEMORY = 42,
+	/* There are as many providers as there are merge hints. */
+	VRAMIO_REASON_PROVIDER_LIMIT = 43,
+	/*
+	 * The structure could not be read from, or written to, the caller's memory.
+	 */
+	VRAMIO_REASON_BAD_ADDRESS = 44,
+	/* Bounce buffers are forced for this device. */
+	VRAMIO_REASON_SWIOTLB = 45,
+	/*
+	 * The memory was unmapped, or its process image ended, or the registration was
+	 * ended, meanwhile.
+	 */
+	VRAMIO_REASON_REVOKED = 46,
+	/* /dev/vramio does not exist: the module is not loaded. */
+	VRAMIO_REASON_NO_MODULE = 256,
+	/* The module's ABI is older than this program needs. */
+	VRAMIO_REASON_MODULE_ABI = 257,
+	/* The caller may not open /dev/vramio. */
+	VRAMIO_REASON_NO_PERMISSION = 258,
+	/* The program or the driver has no way to this GPU's memory. */
+	VRAMIO_REASON_NO_GPU = 259,
+};
+
+/* What the module is and where its limits lie. */
+struct vramio_info {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Out: VRAMIO_ABI_VERSION of the module. */
+	__u32 abi_version;
+	/* Out: most registrations of one open file. */
+	__u32 max_registrations;
+	/* Out: bit set of VRAMIO_FEATURE_*. */
+	__u64 features;
+	/* Out: most bytes of one registration. */
+	__u64 max_registration_bytes;
+	/*
+	 * Out: most bytes that the module hands to the file system at once. A
+	 * longer request is split; a fatal signal ends it between two parts.
+	 */
+	__u64 part_bytes;
+	/* Out: the same for a file with fewer allocated bytes than its size. */
+	__u64 sparse_part_bytes;
+	/*
+	 * Out: address and length of a registration are multiples of this, bytes.
+	 */
+	__u32 registration_align;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+};
+
+/*
+ * Registers a range of the caller's memory that maps P2PDMA pages of one
+ * provider. The pages are pinned until the registration ends: by
+ * VRAMIO_IOC_UNREGISTER, when the open file goes, when any part of the range
+ * is unmapped (munmap, mremap, MADV_DONTNEED), when the process image that
+ * registered it ends (exit, exec), or when the provider's driver is unbound. Whoever
+ * ends it waits for requests under way, for a part of each
+ * (vramio_info.part_bytes) at most. After that, requests fail with ESTALE,
+ * or with ENODEV where the provider went.
+ *
+ * Any holder of the open file may read, write, probe and unregister: a child, or a
+ * process that the descriptor was passed to. Only the process image that opened
+ * the device may register.
+ *
+ * Errors: EINVAL (unaligned, empty or wrapping range, flags), EFAULT (part
+ * of the range is not mapped or not writable), EOPNOTSUPP (memory that is not
+ * P2PDMA, or of more than one provider), ENODEV (the provider is going away),
+ * ENOSPC (a limit of struct vramio_info), EPERM (called from another process
+ * image than the one that opened the file), ENOMEM.
+ */
+struct vramio_register {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Start of the range, a user address; page aligned. */
+	__u64 addr;
+	/* Bytes; a multiple of the page size, not 0. */
+	__u64 len;
+	/*
+	 * Out: the registration, for the calls below. Never 0. It is valid in
+	 * this open file alone.
+	 */
+	__u32 id;
+	/* Out: contiguous runs that the range consists of. */
+	__u32 runs;
+	/* Out: PCI domain of the provider. */
+	__u32 provider_domain;
+	/* Out: bus << 8 | device << 3 | function of the provider. */
+	__u32 provider_devid;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+	/* Must be 0. */
+	__u32 reserved;
+};
+
+/*
+ * Ends a registration, and waits until its pages are released. A request that is
+ * under way in another thread ends after the part that it is at, with a short count
+ * or ESTALE. A caller that is killed meanwhile does not wait.
+ *
+ * Errors: ENOENT (no such registration in this open file), EINVAL.
+ */
+struct vramio_unregister {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* The registration. */
+	__u32 id;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+};
+
+/*
+ * One synchronous read or write.
+ *
+ * The offsets and the length are multiples of the target's direct I/O
+ * alignment (vramio_probe.offset_align, vramio_probe.mem_align). The
+ * descriptor needs the right open mode, not O_DIRECT.
+ *
+ * A read returns fewer bytes than asked for at the end of the file alone, or
+ * when an error or a fatal signal comes after the first part (error says
+ * which). Between the end of the file and the next multiple of
+ * offset_align, a read may write zeros: never stale data, and nothing further.
+ *
+ * The ioctl returns 0 when bytes moved, or when a read began at or past the end
+ * of the file; else a negative errno.
+ */
+struct vramio_io {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/*
+	 * Descriptor of the file, open for reading or writing as the call needs.
+	 */
+	__s32 fd;
+	/* The registration. */
+	__u32 buffer;
+	/* Where in the file, bytes. */
+	__u64 file_offset;
+	/* Where in the registration, bytes. */
+	__u64 buffer_offset;
+	/* How much, bytes. 0 checks the request and moves nothing. */
+	__u64 len;
+	/* Out: bytes that moved. Exact. */
+	__u64 bytes;
+	/*
+	 * Out: data bytes that this task submitted to block devices meanwhile.
+	 */
+	__u64 submitted;
+	/*
+	 * Out: of bytes, those that the submissions do not cover: written into
+	 * the buffer by the CPU (holes and unwritten extents as zeros, or a fallback
+	 * to the page cache).
+	 */
+	__u64 uncovered;
+	/* Out: enum vramio_path. */
+	__u32 path;
+	/*
+	 * Out: enum vramio_reason of a failure, of a short count that is not the end of
+	 * the file, or of a certainty below VRAMIO_CERTAINTY_CONSISTENT; else 0.
+	 */
+	__u32 reason;
+	/* Out: enum vramio_certainty. */
+	__u32 certainty;
+	/* Out: errno (positive) that ended the request early, else 0. */
+	__s32 error;
+	/* Out: parts that the request was split into. */
+	__u32 parts;
+	/* Must be 0. */
+	__u32 reserved;
+};
+
+/*
+ * Would a request go direct? Nothing is transferred.
+ *
+ * The call fails only when it cannot be decided (bad descriptor, unknown
+ * registration, bad flags); a refusal is a successful answer with a reason.
+ */
+struct vramio_probe {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* VRAMIO_PROBE_*. */
+	__u32 flags;
+	/* Descriptor of the file. */
+	__s32 fd;
+	/* The registration, or 0 to ask about the file alone. */
+	__u32 buffer;
+	/* Where in the file, bytes. */
+	__u64 file_offset;
+	/* Where in the registration, bytes; 0 without one. */
+	__u64 buffer_offset;
+	/*
+	 * How much, bytes; 0 asks about the file and the registration as such.
+	 */
+	__u64 len;
+	/*
+	 * Out: enum vramio_path that such a request would take; VRAMIO_PATH_NONE when it
+	 * would be refused and where no registration was given.
+	 */
+	__u32 path;
+	/* Out: enum vramio_reason why not direct, else 0. */
+	__u32 reason;
+	/* Out: enum vramio_certainty; never above VRAMIO_CERTAINTY_FORECAST. */
+	__u32 certainty;
+	/* Out: errno (positive) that such a request would fail with, else 0. */
+	__s32 error;
+	/* Out: alignment of the buffer offset, bytes; 0: not known. */
+	__u32 mem_align;
+	/* Out: alignment of file offset and length, bytes; 0: not known. */
+	__u32 offset_align;
+	/*
+	 * Out: P2PDMA distance between the two devices, -1: none or not known.
+	 */
+	__s32 distance;
+	/* Out: PCI domain of the target's device; all ones: none. */
+	__u32 target_domain;
+	/* Out: bus << 8 | device << 3 | function of the target's device. */
+	__u32 target_devid;
+	/* Must be 0. */
+	__u32 reserved;
+};
+
+#endif /* _UAPI_LINUX_VRAMIO_H */

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use vramio::Direction;
+
+use crate::endpoint::Endpoint;
+use crate::size;
+
+/// Moves file data between NVMe drives and GPU memory by one DMA, and says
+/// truthfully how it travelled.
+#[derive(Debug, Parser)]
+#[command(name = "vramio", version, propagate_version = true)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Copy between a file and GPU memory
+    ///
+    /// One of SRC and DST is GPU memory, the other a regular file or a block device. The GPU
+    /// memory is allocated for the copy and given back at its end; the summary says where it
+    /// lay.
+    ///
+    /// All data goes direct or not at all: what can't is refused with a reason and a fix, before
+    /// anything is changed. The summary says how the bytes travelled, how certain that is, and
+    /// what the CPU wrote.
+    Cp(CpArgs),
+    /// Say whether requests on a file would go direct, and if not, why
+    ///
+    /// Asks the kernel module, with a page of the GPU's memory. Nothing is read or written. The
+    /// answer is a forecast.
+    Check(CheckArgs),
+    /// Show the kernel module's version and limits
+    Info(InfoArgs),
+}
+
+/// The arguments of `vramio cp`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "Sizes are bytes, or take a suffix K, M, G or T (powers of 1024).\n\n\
+        A destination file is created or overwritten; with --file-offset the range alone is \
+        written and the rest of the file kept. The data is on the drive for sure after sync(1).\n\n\
+        SIGINT, SIGTERM and SIGHUP end the copy after the request under way; the summary holds the \
+        exact count.\n\n\
+        Exit status: 0 if all bytes moved, 1 if not, 2 for bad usage, 128 plus the number of \
+        the signal that ended the copy."
+)]
+pub struct CpArgs {
+    /// A file, a block device, or gpu:N (a file of that name: ./gpu:N)
+    #[arg(value_name = "SRC", value_parser = endpoint())]
+    pub source: Endpoint,
+
+    /// The same; one of the two is GPU memory
+    #[arg(value_name = "DST", value_parser = endpoint())]
+    pub destination: Endpoint,
+
+    /// How much to copy
+    ///
+    /// Needed when the source is GPU memory; else the default is the rest of the file. It is a
+    /// multiple of the file's alignment, unless it ends where the source file ends.
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, allow_negative_numbers = true)]
+    pub size: Option<u64>,
+
+    /// Where in the file to begin
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, allow_negative_numbers = true)]
+    pub file_offset: Option<u64>,
+
+    /// How much to ask for at once
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_parser = size::parse_positive,
+        default_value = "16M",
+        allow_negative_numbers = true
+    )]
+    pub chunk: u64,
+
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print no progress and no summary, errors alone
+    #[arg(long, short, conflicts_with = "json")]
+    pub quiet: bool,
+}
+
+/// The arguments of `vramio check`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "Without --gpu, GPU 0 is asked about; if there is no GPU, the file alone, \
+        and the verdict is then at best \"undecided\".\n\n\
+        Exit status: 0 if requests would go direct; 1 if not, which includes a module that is \
+        not loaded, too old or not accessible, and \"undecided\"; 2 for bad usage, or if the \
+        question could not be asked (no such file, no such GPU)."
+)]
+pub struct CheckArgs {
+    /// A file or a block device
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+
+    /// The GPU to ask about
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub gpu: Option<u32>,
+
+    /// Ask about writes; the file is opened for writing, and not changed
+    #[arg(long)]
+    pub write: bool,
+
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio info`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked.")]
+pub struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `vramio cp` is to do.
+#[derive(Debug)]
+pub struct Job<'a> {
+    /// From the file, or into it.
+    pub direction: Direction,
+    /// The file's path.
+    pub file: &'a std::path::Path,
+    /// The GPU's number.
+    pub gpu: u32,
+}
+
+impl CpArgs {
+    /// Tells file and GPU apart. Ends the program if that can't be done.
+    pub fn job(&self) -> Job<'_> {
+        let usage = |kind, message: &str| -> ! {
+            let mut command = Args::command();
+            command.build();
+            match command.find_subcommand_mut("cp") {
+                Some(cp) => cp.error(kind, message).exit(),
+                None => command.error(kind, message).exit(),
+            }
+        };
+        match (&self.source, &self.destination) {
+            (Endpoint::File(file), Endpoint::Gpu(gpu)) => Job {
+                direction: Direction::Read,
+                file,
+                gpu: *gpu,
+            },
+            (Endpoint::Gpu(gpu), Endpoint::File(file)) => {
+                if self.size.is_none() {
+                    usage(
+                        ErrorKind::MissingRequiredArgument,
+                        "GPU memory has no end of its own: say how much to copy with --size",
+                    );
+                }
+                Job {
+                    direction: Direction::Write,
+                    file,
+                    gpu: *gpu,
+                }
+            }
+            (Endpoint::Gpu(_), Endpoint::Gpu(_)) => usage(
+                ErrorKind::ArgumentConflict,
+                "both sides are GPU memory: one of them must be a file",
+            ),
+            (Endpoint::File(_), Endpoint::File(_)) => usage(
+                ErrorKind::ArgumentConflict,
+                "neither side is GPU memory: name one of them gpu:N, for example gpu:0",
+            ),
+        }
+    }
+}
+
+fn endpoint() -> impl TypedValueParser<Value = Endpoint> {
+    OsStringValueParser::new().try_map(Endpoint::parse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio check`: would requests on a file go direct, and if not, why?
+
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use serde::Serialize;
+use vramio::{Certainty, Code, Device, Direction, Errno, Path as DataPath, Reason, Verdict};
+
+use crate::args::CheckArgs;
+use crate::failure::Failure;
+use crate::file;
+use crate::gpu::{Gpu, GpuJson};
+use crate::output;
+
+/// Runs the command.
+pub fn main(args: &CheckArgs) -> ExitCode {
+    let answer = match ask(args) {
+        Ok(answer) => answer,
+        Err(failure) => return output::fail(&failure, args.json, 2),
+    };
+    let printed = if args.json {
+        output::print_json(&answer.to_json())
+    } else {
+        output::print(&answer.to_text())
+    };
+    if let Err(failure) = printed {
+        output::complain(&failure);
+        return ExitCode::from(2);
+    }
+    match answer.decision() {
+        Decision::Direct => ExitCode::SUCCESS,
+        Decision::Refused | Decision::Undecided => ExitCode::from(1),
+    }
+}
+
+/// What is known about a file.
+#[derive(Debug)]
+struct Answer<'a> {
+    file: &'a Path,
+    direction: Direction,
+    gpu: Option<Gpu>,
+    verdict: Verdict,
+}
+
+/// The verdict in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Decision {
+    Direct,
+    Refused,
+    /// Nothing stands against it on the file's side, and there was no GPU to ask
+    /// about.
+    Undecided,
+}
+
+fn ask(args: &CheckArgs) -> Result<Answer<'_>, Failure> {
+    let direction = if args.write {
+        Direction::Write
+    } else {
+        Direction::Read
+    };
+    let mut answer = Answer {
+        file: &args.file,
+        direction,
+        gpu: None,
+        verdict: refused(Reason::FileType.into(), None),
+    };
+    if file::kind(&args.file)?.is_none() {
+        return Ok(answer);
+    }
+    let file = file::open(&args.file, args.write)?;
+
+    let device = match Device::open() {
+        // The module is missing, too old, or not for this user.
+        Err(error) if error.reason != Reason::None => {
+            answer.verdict = refused(error.reason, error.errno);
+            return Ok(answer);
+        }
+        result => result?,
+    };
+    answer.gpu = match args.gpu {
+        Some(number) => Some(Gpu::open(number)?),
+        None => Gpu::find()?,
+    };
+    answer.verdict = match &answer.gpu {
+        Some(gpu) => probe(&device, gpu, &file, direction)?,
+        None => device.probe(&file, direction)?,
+    };
+    Ok(answer)
+}
+
+/// Asks with one page of the GPU's memory.
+fn probe(
+    device: &Device,
+    gpu: &Gpu,
+    file: &File,
+    direction: Direction,
+) -> Result<Verdict, Failure> {
+    let page = device.info().registration_align.max(1);
+    let memory = Arc::new(gpu.device.alloc(page.into())?);
+    match device.register(memory) {
+        Ok(buffer) => Ok(buffer.probe(direction, file, 0, 0, 0)?),
+        // The module does not take this GPU's memory.
+        Err(error) if error.reason != Reason::None => Ok(refused(error.reason, error.errno)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The verdict where no probe was possible.
+fn refused(reason: Code<Reason>, error: Option<Errno>) -> Verdict {
+    Verdict {
+        path: DataPath::None.into(),
+        reason,
+        certainty: Certainty::None.into(),
+        error,
+        mem_align: None,
+        offset_align: None,
+        distance: None,
+        target: None,
+    }
+}
+
+impl Answer<'_> {
+    fn decision(&self) -> Decision {
+        if self.verdict.is_refused() {
+            Decision::Refused
+        } else if self.verdict.path.is_direct() {
+            Decision::Direct
+        } else {
+            Decision::Undecided
+        }
+    }
+
+    fn sentence(&self) -> String {
+        match (self.decision(), &self.gpu) {
+            (Decision::Direct, _) => format!("{}s would go direct", self.direction),
+            (Decision::Refused, _) => format!("{}s would be refused", self.direction),
+            (Decision::Undecided, None) => {
+                "nothing stands against it in the file, and there is no GPU to ask about".to_owned()
+            }
+            (Decision::Undecided, Some(_)) => "the module names no direct path".to_owned(),
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let Verdict {
+            path,
+            reason,
+            certainty,
+            error,
+            mem_align,
+            offset_align,
+            distance,
+            target,
+        } = self.verdict;
+        let decision = match self.decision() {
+            Decision::Direct => "direct",
+            Decision::Refused => "refused",
+            Decision::Undecided => "undecided",
+        };
+        let mut lines = vec![
+            format!("file: {}", self.file.display()),
+            format!("verdict: {decision} ({})", self.sentence()),
+        ];
+        if path != DataPath::None {
+            lines.push(format!("path: {path} ({certainty})"));
+        }
+        if reason != Reason::None {
+            lines.push(format!("reason: {reason}: {}", reason.sentence()));
+            lines.push(format!("fix: {}", reason.fix()));
+        }
+        if let Some(errno) = error {
+            lines.push(format!("errno: {errno:?} ({})", errno.desc()));
+        }
+        if let Some(bytes) = offset_align {
+            lines.push(format!(
+                "file offset and length: multiples of {bytes} bytes"
+            ));
+        }
+        if let Some(bytes) = mem_align {
+            lines.push(format!("offset in GPU memory: multiples of {bytes} bytes"));
+        }
+        if let Some(address) = target {
+            lines.push(format!("drive: {address}"));
+        }
+        if let Some(gpu) = &self.gpu {
+            lines.push(format!("gpu: {}", gpu.describe()));
+        }
+        if let Some(hops) = distance {
+            lines.push(format!("distance: {hops}"));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    fn to_json(&self) -> AnswerJson {
+        let verdict = &self.verdict;
+        let reason = verdict.reason;
+        AnswerJson {
+            file: self.file.display().to_string(),
+            operation: self.direction.to_string(),
+            verdict: self.decision(),
+            path: verdict.path.to_string(),
+            certainty: verdict.certainty.to_string(),
+            reason: (reason != Reason::None).then(|| ReasonJson {
+                reason: reason.to_string(),
+                sentence: reason.sentence(),
+                fix: reason.fix(),
+            }),
+            errno: verdict.error.map(|errno| format!("{errno:?}")),
+            offset_align: verdict.offset_align,
+            mem_align: verdict.mem_align,
+            drive: verdict.target.map(|address| address.to_string()),
+            gpu: self.gpu.as_ref().map(Gpu::to_json),
+            distance: verdict.distance,
+        }
+    }
+}
+
+/// An answer as JSON. Alignments are bytes.
+#[derive(Debug, Serialize)]
+struct AnswerJson {
+    file: String,
+    operation: String,
+    verdict: Decision,
+    path: String,
+    certainty: String,
+    reason: Option<ReasonJson>,
+    errno: Option<String>,
+    offset_align: Option<u32>,
+    mem_align: Option<u32>,
+    drive: Option<String>,
+    gpu: Option<GpuJson>,
+    distance: Option<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReasonJson {
+    reason: String,
+    sentence: &'static str,
+    fix: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(verdict: Verdict) -> Answer<'static> {
+        Answer {
+            file: Path::new("/data/a"),
+            direction: Direction::Read,
+            gpu: None,
+            verdict,
+        }
+    }
+
+    fn clear() -> Verdict {
+        Verdict {
+            certainty: Certainty::Forecast.into(),
+            mem_align: Some(4),
+            offset_align: Some(512),
+            ..refused(Reason::None.into(), None)
+        }
+    }
+
+    #[test]
+    fn direct_needs_a_direct_path() {
+        let direct = Verdict {
+            path: DataPath::DirectSwitch.into(),
+            ..clear()
+        };
+        assert_eq!(answer(direct).decision(), Decision::Direct);
+        assert_eq!(answer(clear()).decision(), Decision::Undecided);
+        let unknown = Verdict {
+            path: Code::from_raw(99),
+            ..clear()
+        };
+        assert_eq!(answer(unknown).decision(), Decision::Undecided);
+    }
+
+    #[test]
+    fn an_errno_or_a_reason_is_a_refusal() {
+        let errno = Verdict {
+            error: Some(Errno::EOPNOTSUPP),
+            path: DataPath::DirectSwitch.into(),
+            ..clear()
+        };
+        assert_eq!(answer(errno).decision(), Decision::Refused);
+        let reason = Verdict {
+            reason: Code::from_raw(200),
+            ..clear()
+        };
+        assert_eq!(answer(reason).decision(), Decision::Refused);
+    }
+
+    #[test]
+    fn the_text_says_what_is_known() {
+        let direct = Verdict {
+            path: DataPath::DirectSwitch.into(),
+            distance: Some(4),
+            ..clear()
+        };
+        assert_eq!(
+            answer(direct).to_text(),
+            "file: /data/a\n\
+             verdict: direct (reads would go direct)\n\
+             path: direct-switch (forecast)\n\
+             file offset and length: multiples of 512 bytes\n\
+             offset in GPU memory: multiples of 4 bytes\n\
+             distance: 4\n"
+        );
+        let tmpfs = refused(Reason::NoBlockDevice.into(), Some(Errno::EOPNOTSUPP));
+        assert_eq!(
+            answer(tmpfs).to_text(),
+            "file: /data/a\n\
+             verdict: refused (reads would be refused)\n\
+             reason: no-block-device: the file has no block device below it\n\
+             fix: use a file on a local NVMe drive\n\
+             errno: EOPNOTSUPP (Operation not supported on transport endpoint)\n"
+        );
+    }
+}

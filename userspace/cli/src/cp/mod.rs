@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio cp`: checks first, then moves, then says how it went.
+
+mod memory;
+mod report;
+mod tally;
+mod transfer;
+
+use std::fs::File;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use vramio::{Device, Direction, Reason, Verdict};
+
+use crate::args::{CpArgs, Job};
+use crate::failure::Failure;
+use crate::file::{self, Destination};
+use crate::gpu::Gpu;
+use crate::output;
+use crate::signal::Signals;
+use memory::Memory;
+use report::Report;
+use transfer::{Plan, Transfer};
+
+/// Runs the command.
+pub fn main(args: &CpArgs) -> ExitCode {
+    let job = args.job();
+    let report = match run(args, &job) {
+        Ok(report) => report,
+        Err(failure) => return output::fail(&failure, args.json, 1),
+    };
+
+    let printed = if args.json {
+        output::print_json(&report.to_json())
+    } else if args.quiet {
+        Ok(())
+    } else {
+        output::print(&report.to_text())
+    };
+    let incomplete = report.incomplete();
+    if let Some(why) = &incomplete {
+        output::complain(why);
+    }
+    if let Err(failure) = &printed {
+        output::complain(failure);
+    }
+    match report.signal() {
+        Some(signal) => ExitCode::from(128 + signal),
+        None if incomplete.is_some() || printed.is_err() => ExitCode::FAILURE,
+        None => ExitCode::SUCCESS,
+    }
+}
+
+fn run<'a>(args: &'a CpArgs, job: &Job<'a>) -> Result<Report<'a>, Failure> {
+    let signals = Signals::catch()
+        .map_err(|error| Failure::plain("catch", "signals", error.to_string(), "see errno(3)"))?;
+    match job.direction {
+        Direction::Read => read(args, job, &signals),
+        Direction::Write => write(args, job, &signals),
+    }
+}
+
+/// From the file into GPU memory.
+fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report<'a>, Failure> {
+    file::required_kind(job.file)?;
+    let file = file::open(job.file, false)?;
+    let offset = args.file_offset.unwrap_or(0);
+    let rest = file::length(&file, job.file)?.checked_sub(offset);
+    let (size, rest) = match (args.size, rest) {
+        (Some(size), Some(rest)) if size <= rest => (size, rest),
+        (None, Some(rest)) => (rest, rest),
+        (size, rest) => return Err(beyond_the_end(job, offset, size, rest)),
+    };
+
+    let device = Device::open()?;
+    let gpu = Gpu::open(job.gpu)?;
+    let align = accepted(job, device.probe(&file, Direction::Read)?)?;
+    let plan = Plan {
+        direction: Direction::Read,
+        file_offset: offset,
+        size,
+        chunk: args.chunk,
+        align,
+        to_the_end: size == rest,
+    };
+    check_lengths(job, &plan)?;
+    let memory = Memory::new(&device, &gpu, plan.span())?;
+    check_first_request(job, &plan, &memory, &file)?;
+    let transfer = carry_out(args, &plan, &memory, &file, signals);
+    Ok(Report {
+        args,
+        plan,
+        gpu,
+        gpu_offset: memory.offset(),
+        transfer,
+    })
+}
+
+/// From GPU memory into the file.
+fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report<'a>, Failure> {
+    let size = args.size.unwrap_or(0);
+    let offset = args.file_offset.unwrap_or(0);
+    let device = Device::open()?;
+    let gpu = Gpu::open(job.gpu)?;
+    let memory = Memory::new(&device, &gpu, size)?;
+
+    // From here on the file may exist; it is removed again if a check fails.
+    let destination = Destination::open(job.file)?;
+    let align = accepted(job, device.probe(destination.file(), Direction::Write)?)?;
+    let plan = Plan {
+        direction: Direction::Write,
+        file_offset: offset,
+        size,
+        chunk: args.chunk,
+        align,
+        to_the_end: false,
+    };
+    check_lengths(job, &plan)?;
+    destination.check_room(offset.saturating_add(size))?;
+    check_first_request(job, &plan, &memory, destination.file())?;
+    let file = destination.begin(args.file_offset.is_none())?;
+    let transfer = carry_out(args, &plan, &memory, &file, signals);
+    Ok(Report {
+        args,
+        plan,
+        gpu,
+        gpu_offset: memory.offset(),
+        transfer,
+    })
+}
+
+/// The alignment of a file that the module takes.
+fn accepted(job: &Job<'_>, verdict: Verdict) -> Result<u64, Failure> {
+    if verdict.is_refused() {
+        return Err(Failure::reason(
+            operation(job.direction),
+            job.file.display().to_string(),
+            verdict.reason,
+            verdict.error,
+        ));
+    }
+    Ok(verdict.offset_align.map_or(1, u64::from))
+}
+
+/// A length that the file can't take is refused in the command line's terms.
+fn check_lengths(job: &Job<'_>, plan: &Plan) -> Result<(), Failure> {
+    let align = plan.align;
+    if plan.file_offset.saturating_add(plan.size) > i64::MAX as u64 {
+        return Err(Failure::reason(
+            operation(job.direction),
+            job.file.display().to_string(),
+            Reason::Overflow.into(),
+            None,
+        ));
+    }
+    let unaligned = |option: &str, bytes: u64, fix: String| Failure::Own {
+        operation: operation(job.direction),
+        object: job.file.display().to_string(),
+        sentence: format!("{option} {bytes} is not a multiple of the file's alignment, {align}"),
+        reason: Reason::UnalignedLength.into(),
+        errno: None,
+        fix,
+    };
+    if !plan.size.is_multiple_of(align) && !plan.to_the_end {
+        let down = plan.size - plan.size % align;
+        let up = down + align;
+        let fix = match (job.direction, down) {
+            (Direction::Read, 0) => format!("use --size {up}, or read to the end of the file"),
+            (Direction::Read, _) => format!("use --size {down}, or read to the end of the file"),
+            (Direction::Write, 0) => format!("use --size {up}"),
+            (Direction::Write, _) => format!("use --size {down} or --size {up}"),
+        };
+        return Err(unaligned("size", plan.size, fix));
+    }
+    if !plan.chunk.is_multiple_of(align) {
+        let up = plan.chunk.next_multiple_of(align);
+        return Err(unaligned("chunk", plan.chunk, format!("use --chunk {up}")));
+    }
+    Ok(())
+}
+
+/// Whether the first request would go through; the others are like it.
+fn check_first_request(
+    job: &Job<'_>,
+    plan: &Plan,
+    memory: &Memory,
+    file: &File,
+) -> Result<(), Failure> {
+    let Some(piece) = plan.piece(0, memory.window()) else {
+        return Ok(());
+    };
+    let (buffer, buffer_offset) = memory.at(piece.position);
+    let verdict = buffer.probe(
+        job.direction,
+        file,
+        plan.file_offset,
+        buffer_offset,
+        piece.ask,
+    )?;
+    accepted(job, verdict).map(drop)
+}
+
+/// Moves the data. From here on, what goes wrong is part of the report.
+fn carry_out(
+    args: &CpArgs,
+    plan: &Plan,
+    memory: &Memory,
+    file: &File,
+    signals: &Signals,
+) -> Transfer {
+    let progress = progress(args, plan.size);
+    let transfer = transfer::run(
+        plan,
+        memory.window(),
+        |piece| {
+            let (buffer, buffer_offset) = memory.at(piece.position);
+            let file_offset = plan.file_offset + piece.position;
+            buffer.transfer(plan.direction, file, file_offset, buffer_offset, piece.ask)
+        },
+        |bytes| progress.set_position(bytes),
+        || signals.caught(),
+    );
+    progress.finish_and_clear();
+    transfer
+}
+
+/// A bar on standard error, if that is a terminal.
+fn progress(args: &CpArgs, size: u64) -> ProgressBar {
+    if args.quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(size);
+    let template = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
+    // A constant; were it wrong, the default style would do.
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// What is being done, for messages.
+fn operation(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Read => "read",
+        Direction::Write => "write",
+    }
+}
+
+/// The file has less than was asked for.
+fn beyond_the_end(job: &Job<'_>, offset: u64, size: Option<u64>, rest: Option<u64>) -> Failure {
+    let object = job.file.display().to_string();
+    match (size, rest) {
+        (Some(size), Some(rest)) if rest > 0 => Failure::plain(
+            "read",
+            object,
+            format!("{size} bytes at offset {offset} are asked for, the file has {rest} there"),
+            format!("use --size {rest}, or leave it out"),
+        ),
+        _ => Failure::plain(
+            "read",
+            object,
+            format!("offset {offset} does not lie before the end of the file"),
+            "use a --file-offset inside the file",
+        ),
+    }
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Adds up what the requests of a copy did.
+
+use vramio::{Certainty, Code, Outcome, Path, Reason};
+
+/// The sums over the requests of a copy.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Bytes that moved.
+    pub bytes: u64,
+    /// Bytes that were submitted to block devices.
+    pub submitted: u64,
+    /// Bytes that the CPU wrote.
+    pub uncovered: u64,
+    /// Requests.
+    pub requests: u64,
+    /// Parts that the module split them into.
+    pub parts: u64,
+    /// By path, in the order in which they came up.
+    pub paths: Vec<PathTally>,
+    /// By reason, likewise; without [`Reason::None`].
+    pub reasons: Vec<ReasonTally>,
+}
+
+/// The requests that took one path.
+#[derive(Debug)]
+pub struct PathTally {
+    /// The path.
+    pub path: Code<Path>,
+    /// The worst of theirs.
+    pub certainty: Code<Certainty>,
+    /// Bytes that they moved.
+    pub bytes: u64,
+}
+
+/// The requests that gave one reason.
+#[derive(Debug)]
+pub struct ReasonTally {
+    /// The reason.
+    pub reason: Code<Reason>,
+    /// How many there are.
+    pub requests: u64,
+    /// Bytes that the reason is about: those that the CPU wrote, if it wrote any,
+    /// else all that the requests moved.
+    pub bytes: u64,
+}
+
+impl Tally {
+    /// Adds a request.
+    pub fn add(&mut self, outcome: &Outcome) {
+        self.bytes += outcome.bytes;
+        self.submitted += outcome.submitted;
+        self.uncovered += outcome.uncovered;
+        self.requests += 1;
+        self.parts += u64::from(outcome.parts);
+
+        if outcome.bytes > 0 {
+            self.add_path(outcome);
+        }
+        if outcome.reason != Reason::None {
+            self.add_reason(outcome);
+        }
+    }
+
+    fn add_path(&mut self, outcome: &Outcome) {
+        match self.paths.iter_mut().find(|p| p.path == outcome.path) {
+            Some(tally) => {
+                tally.certainty = worse(tally.certainty, outcome.certainty);
+                tally.bytes += outcome.bytes;
+            }
+            None => self.paths.push(PathTally {
+                path: outcome.path,
+                certainty: outcome.certainty,
+                bytes: outcome.bytes,
+            }),
+        }
+    }
+
+    fn add_reason(&mut self, outcome: &Outcome) {
+        let bytes = match outcome.uncovered {
+            0 => outcome.bytes,
+            uncovered => uncovered,
+        };
+        match self.reasons.iter_mut().find(|r| r.reason == outcome.reason) {
+            Some(tally) => {
+                tally.requests += 1;
+                tally.bytes += bytes;
+            }
+            None => self.reasons.push(ReasonTally {
+                reason: outcome.reason,
+                requests: 1,
+                bytes,
+            }),
+        }
+    }
+
+    /// The worst certainty of all requests; none if there was no request.
+    pub fn certainty(&self) -> Code<Certainty> {
+        self.paths
+            .iter()
+            .map(|tally| tally.certainty)
+            .reduce(worse)
+            .unwrap_or(Certainty::None.into())
+    }
+}
+
+/// The one that says less for the path.
+fn worse(a: Code<Certainty>, b: Code<Certainty>) -> Code<Certainty> {
+    if rank(b) < rank(a) {
+        b
+    } else {
+        a
+    }
+}
+
+/// Grows with what a certainty says for the path. An unknown one says nothing.
+fn rank(certainty: Code<Certainty>) -> u32 {
+    match certainty {
+        Code::Known(Certainty::Refuted) => 0,
+        Code::Unknown(_) => 1,
+        Code::Known(Certainty::None) => 2,
+        Code::Known(Certainty::Forecast) => 3,
+        Code::Known(Certainty::Consistent) => 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(path: Path, certainty: Certainty, reason: Reason, uncovered: u64) -> Outcome {
+        Outcome {
+            bytes: 4096,
+            path: path.into(),
+            reason: reason.into(),
+            certainty: certainty.into(),
+            submitted: 4096 - uncovered,
+            uncovered,
+            error: None,
+            parts: 2,
+        }
+    }
+
+    #[test]
+    fn the_worst_certainty_wins() {
+        use Certainty::{Consistent, Forecast, None, Refuted};
+        let mut tally = Tally::default();
+        assert_eq!(tally.certainty(), None);
+        let steps = [
+            (Consistent, Consistent),
+            (Forecast, Forecast),
+            (Consistent, Forecast),
+            (None, None),
+            (Refuted, Refuted),
+            (Consistent, Refuted),
+        ];
+        for (next, worst) in steps {
+            tally.add(&outcome(Path::DirectSwitch, next, Reason::None, 0));
+            assert_eq!(tally.certainty(), worst);
+        }
+        assert_eq!(tally.paths.len(), 1);
+        assert!(tally.reasons.is_empty());
+    }
+
+    #[test]
+    fn a_request_that_moved_nothing_took_no_path() {
+        let mut tally = Tally::default();
+        let nothing = outcome(Path::None, Certainty::None, Reason::IoError, 0);
+        tally.add(&Outcome {
+            bytes: 0,
+            ..nothing
+        });
+        assert!(tally.paths.is_empty());
+        assert_eq!(tally.reasons.len(), 1);
+        assert_eq!(tally.requests, 1);
+    }
+
+    #[test]
+    fn an_unknown_certainty_does_not_pass_as_a_good_one() {
+        let unknown = Code::from_raw(9);
+        assert_eq!(worse(Certainty::Consistent.into(), unknown), unknown);
+        assert_eq!(worse(unknown, Certainty::Forecast.into()), unknown);
+        assert_eq!(
+            worse(unknown, Certainty::Refuted.into()),
+            Certainty::Refuted
+        );
+    }
+
+    #[test]
+    fn paths_and_reasons_are_counted_apart() {
+        let mut tally = Tally::default();
+        let switch = Path::DirectSwitch;
+        tally.add(&outcome(switch, Certainty::Consistent, Reason::None, 0));
+        tally.add(&outcome(switch, Certainty::Refuted, Reason::CpuFilled, 512));
+        tally.add(&outcome(
+            switch,
+            Certainty::Refuted,
+            Reason::CpuFilled,
+            1024,
+        ));
+        tally.add(&outcome(
+            Path::DirectHostBridge,
+            Certainty::Forecast,
+            Reason::AccountsUnclear,
+            0,
+        ));
+
+        assert_eq!(tally.bytes, 4 * 4096);
+        assert_eq!(tally.uncovered, 1536);
+        assert_eq!(tally.submitted, 4 * 4096 - 1536);
+        assert_eq!((tally.requests, tally.parts), (4, 8));
+        let paths: Vec<_> = tally
+            .paths
+            .iter()
+            .map(|p| (p.path, p.certainty, p.bytes))
+            .collect();
+        assert_eq!(
+            paths,
+            [
+                (switch.into(), Certainty::Refuted.into(), 3 * 4096),
+                (
+                    Path::DirectHostBridge.into(),
+                    Certainty::Forecast.into(),
+                    4096
+                ),
+            ]
+        );
+        let reasons: Vec<_> = tally
+            .reasons
+            .iter()
+            .map(|r| (r.reason, r.requests, r.bytes))
+            .collect();
+        assert_eq!(
+            reasons,
+            [
+                (Reason::CpuFilled.into(), 2, 1536),
+                (Reason::AccountsUnclear.into(), 1, 4096),
+            ]
+        );
+    }
+}

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What goes to standard output and standard error.
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::failure::{Failure, FailureJson};
+
+/// Prints text to standard output. A reader that has gone away is no error.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    let written = stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush());
+    match written {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::io("write", "standard output".as_ref(), &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints one JSON object to standard output.
+pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| {
+        Failure::plain("write", "JSON", error.to_string(), "report this as a bug")
+    })?;
+    print(&format!("{text}\n"))
+}
+
+/// Prints a line to standard error. If that is closed, nobody can be told.
+pub fn complain(message: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "vramio: {message}");
+}
+
+/// Reports a failure, as JSON too if that was asked for, and ends with `code`.
+pub fn fail(failure: &Failure, json: bool, code: u8) -> ExitCode {
+    #[derive(Serialize)]
+    struct Object {
+        error: FailureJson,
+    }
+    complain(failure);
+    if json {
+        let object = Object {
+            error: failure.to_json(),
+        };
+        if let Err(failure) = print_json(&object) {
+            complain(&failure);
+        }
+    }
+    ExitCode::from(code)
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What the command does where the module is not loaded: it says so, and
+//! changes nothing.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+struct Run {
+    status: i32,
+    stdout: String,
+    stderr: String,
+}
+
+fn vramio<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Run {
+    assert!(
+        !Path::new("/dev/vramio").exists(),
+        "this test is about a machine without the module: unload vramio.ko"
+    );
+    let output = command(args).output().expect("the command runs");
+    Run::from(output)
+}
+
+fn command<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vramio"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+impl From<Output> for Run {
+    fn from(output: Output) -> Self {
+        Run {
+            status: output.status.code().expect("no signal ended it"),
+            stdout: String::from_utf8(output.stdout).expect("UTF-8"),
+            stderr: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+}
+
+impl Run {
+    /// A failure of one line on standard error.
+    fn fails(&self, status: i32, parts: &[&str]) {
+        assert_eq!(self.status, status, "{}", self.stderr);
+        assert_eq!(self.stderr.lines().count(), 1, "{}", self.stderr);
+        self.says(parts);
+    }
+
+    /// Bad usage, which clap explains.
+    fn is_usage(&self, parts: &[&str]) {
+        assert_eq!(self.status, 2, "{}", self.stderr);
+        assert_eq!(self.stdout, "");
+        self.says(parts);
+    }
+
+    fn says(&self, parts: &[&str]) {
+        for part in parts {
+            assert!(self.stderr.contains(part), "no {part:?} in {}", self.stderr);
+        }
+        assert!(!self.stderr.contains("panicked"), "{}", self.stderr);
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).expect("one JSON object")
+    }
+}
+
+fn directory_with_file() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("file");
+    fs::write(&file, [7; 4096]).expect("it can be written");
+    (dir, file)
+}
+
+fn os(text: &str) -> &OsStr {
+    OsStr::new(text)
+}
+
+#[test]
+fn a_missing_module_is_named_with_the_fix() {
+    let (_dir, file) = directory_with_file();
+    let run = vramio([os("cp"), file.as_os_str(), os("gpu:0")]);
+    run.fails(1, &["/dev/vramio", "no-module", "fix: load vramio.ko"]);
+    assert_eq!(run.stdout, "");
+}
+
+#[test]
+fn a_missing_module_is_json_too() {
+    let (_dir, file) = directory_with_file();
+    let run = vramio([os("cp"), os("--json"), file.as_os_str(), os("gpu:0")]);
+    assert_eq!(run.status, 1);
+    assert_eq!(run.json()["error"]["reason"], "no-module");
+    assert_eq!(run.json()["error"]["errno"], "ENOENT");
+}
+
+#[test]
+fn a_failed_copy_creates_and_changes_no_file() {
+    let (dir, file) = directory_with_file();
+    let new = dir.path().join("new");
+    for destination in [&file, &new] {
+        let run = vramio([
+            os("cp"),
+            os("--size"),
+            os("4K"),
+            os("gpu:0"),
+            destination.as_os_str(),
+        ]);
+        run.fails(1, &["no-module"]);
+    }
+    assert!(!new.exists());
+    assert_eq!(fs::read(&file).expect("it is still there"), [7; 4096]);
+}
+
+#[test]
+fn a_missing_source_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let missing = dir.path().join("missing");
+    let run = vramio([os("cp"), missing.as_os_str(), os("gpu:0")]);
+    run.fails(1, &["missing", "No such file", "ENOENT", "fix:"]);
+    let run = vramio([os("check"), missing.as_os_str()]);
+    run.fails(2, &["missing", "No such file", "ENOENT", "fix:"]);
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for bad in [dir.path(), Path::new("/dev/null")] {
+        vramio([os("cp"), bad.as_os_str(), os("gpu:0")]).fails(1, &["file-type", "fix:"]);
+        let run = vramio([os("check"), bad.as_os_str()]);
+        assert_eq!(run.status, 1);
+        assert!(run.stdout.contains("reason: file-type"), "{}", run.stdout);
+    }
+}
+
+#[test]
+fn a_fifo_does_not_hang() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let fifo = dir.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.expect("mkfifo runs").success());
+    vramio([os("cp"), fifo.as_os_str(), os("gpu:0")]).fails(1, &["file-type"]);
+}
+
+#[test]
+fn ranges_beyond_the_end_are_refused() {
+    let (_dir, file) = directory_with_file();
+    let cp = |size: &str, offset: &str| {
+        let range = [os("--size"), os(size), os("--file-offset"), os(offset)];
+        let sides = [os("cp"), file.as_os_str(), os("gpu:0")];
+        vramio(sides.into_iter().chain(range))
+    };
+    cp("4097", "0").fails(1, &["4097", "4096", "use --size 4096"]);
+    cp("1", "4K").fails(1, &["before the end", "--file-offset"]);
+    cp("0", "4097").fails(1, &["before the end", "--file-offset"]);
+}
+
+#[test]
+fn one_side_must_be_gpu_memory_and_one_a_file() {
+    let (_dir, file) = directory_with_file();
+    vramio(["cp", "gpu:0", "gpu:1"]).is_usage(&["both sides are GPU memory"]);
+    vramio([os("cp"), file.as_os_str(), os("other")]).is_usage(&["neither side", "gpu:0"]);
+}
+
+#[test]
+fn gpu_memory_as_source_needs_a_size() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let new = dir.path().join("new");
+    let run = vramio([os("cp"), os("gpu:0"), new.as_os_str()]);
+    run.is_usage(&["--size"]);
+    assert!(!new.exists());
+}
+
+#[test]
+fn bad_values_are_explained() {
+    for size in ["1Q", "-5", "x", "", "99999999999T"] {
+        vramio(["cp", "a", "gpu:0", "--size", size]).is_usage(&["--size"]);
+    }
+    vramio(["cp", "a", "gpu:0", "--chunk", "0"]).is_usage(&["must not be 0"]);
+    vramio(["cp", "a", "gpu:x"]).is_usage(&["no GPU's number"]);
+    vramio(["cp", "a"]).is_usage(&["DST"]);
+    vramio(["check"]).is_usage(&["FILE"]);
+    vramio(["check", "a", "--gpu", "-1"]).is_usage(&["--gpu"]);
+    vramio(["move"]).is_usage(&["move"]);
+    vramio(["cp", "a", "gpu:0", "--json", "--quiet"]).is_usage(&["--quiet"]);
+}
+
+#[test]
+fn check_says_that_the_module_is_missing() {
+    let (_dir, file) = directory_with_file();
+    for extra in ["--gpu=0", "--write"] {
+        let run = vramio([os("check"), file.as_os_str(), os(extra)]);
+        assert_eq!(run.status, 1);
+        assert_eq!(run.stderr, "");
+        for line in [
+            "verdict: refused",
+            "reason: no-module",
+            "fix: load vramio.ko",
+        ] {
+            assert!(run.stdout.contains(line), "{}", run.stdout);
+        }
+    }
+    let run = vramio([os("check"), os("--json"), file.as_os_str()]);
+    assert_eq!(run.status, 1);
+    let json = run.json();
+    assert_eq!(json["verdict"], "refused");
+    assert_eq!(json["reason"]["reason"], "no-module");
+    assert_eq!(json["gpu"], serde_json::Value::Null);
+    assert_eq!(fs::read(&file).expect("it is still there"), [7; 4096]);
+}
+
+#[test]
+fn info_says_that_the_module_is_missing() {
+    vramio(["info"]).fails(1, &["no-module"]);
+    let run = vramio(["info", "--json"]);
+    assert_eq!(run.status, 1);
+    assert_eq!(run.json()["error"]["reason"], "no-module");
+}
+
+#[test]
+fn help_names_exit_statuses_and_units() {
+    let run = vramio(["cp", "--help"]);
+    assert_eq!(run.status, 0);
+    for part in [
+        "Exit status",
+        "powers of 1024",
+        "gpu:N",
+        "--file-offset",
+        "16M",
+    ] {
+        assert!(run.stdout.contains(part), "no {part:?} in {}", run.stdout);
+    }
+    let run = vramio(["check", "--help"]);
+    assert!(run.stdout.contains("Exit status"), "{}", run.stdout);
+}
+
+#[test]
+fn a_reader_that_is_gone_is_no_failure() {
+    let (_dir, file) = directory_with_file();
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let output = command([os("check"), file.as_os_str()])
+        .stdout(writer)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+}
+
+#[test]
+fn an_output_that_takes_nothing_is_a_failure() {
+    let (_dir, file) = directory_with_file();
+    let full = fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full opens");
+    let output = command([os("check"), file.as_os_str()])
+        .stdout(full)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ENOSPC"));
+}

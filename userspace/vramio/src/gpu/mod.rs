@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! GPU memory, by vendor.
+
+pub mod mock;
+
+use std::fmt::Debug;
+
+/// GPU memory that this process has mapped, so that it can be registered.
+///
+/// # Safety
+///
+/// As long as the value lives, [`size`](Self::size) bytes at
+/// [`addr`](Self::addr) are one mapping that nothing unmaps or replaces; both
+/// values never change. No Rust reference to these bytes exists while the value
+/// lives, since drives write to them at any time.
+pub unsafe trait GpuMemory: Debug + Send + Sync {
+    /// Where it is mapped. A multiple of the page size.
+    fn addr(&self) -> usize;
+
+    /// How large it is, bytes.
+    fn size(&self) -> u64;
+
+    /// What it is, for error messages: the GPU and the place in its memory.
+    fn description(&self) -> &str;
+}

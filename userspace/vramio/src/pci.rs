@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Addresses of PCI functions.
+
+use std::fmt;
+
+/// A PCI function, shown as `lspci -D` does: `0000:03:00.0`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PciAddress {
+    /// Domain (segment).
+    pub domain: u32,
+    /// Bus number.
+    pub bus: u8,
+    /// Device number, below 32.
+    pub device: u8,
+    /// Function number, below 8.
+    pub function: u8,
+}
+
+impl PciAddress {
+    /// The address in the ABI's form: bus << 8 | device << 3 | function; all ones
+    /// as the domain mean that there is none.
+    pub(crate) fn from_abi(domain: u32, devid: u32) -> Option<Self> {
+        (domain != u32::MAX).then(|| {
+            let [function, bus, ..] = devid.to_le_bytes();
+            PciAddress {
+                domain,
+                bus,
+                device: function >> 3,
+                function: function & 7,
+            }
+        })
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PciAddress {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_like_lspci() {
+        let address = PciAddress::from_abi(0, 0x03 << 8 | 0x1f << 3 | 5);
+        assert_eq!(
+            address.map(|a| a.to_string()).as_deref(),
+            Some("0000:03:1f.5")
+        );
+        let address = PciAddress::from_abi(0x10000, 0xff00);
+        assert_eq!(
+            address.map(|a| a.to_string()).as_deref(),
+            Some("10000:ff:00.0")
+        );
+    }
+
+    #[test]
+    fn all_ones_is_no_device() {
+        assert_eq!(PciAddress::from_abi(u32::MAX, 0), None);
+    }
+}
