@@ -73,8 +73,9 @@ pub(crate) unsafe fn submit(
             )
         }
     };
-    // A bio that has to be split cannot be submitted without waiting.
-    let splits = slice.len > target.max_nowait_bytes;
+    // A bio that must not wait cannot be split. File systems mark none that is longer
+    // than a block so (fs/iomap/direct-io.c), block devices all.
+    let splits = !target.is_regular() && slice.len > target.max_nowait_bytes;
     if wait != Wait::Does && target.nowait && !splits {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
