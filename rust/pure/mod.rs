@@ -6,6 +6,7 @@
 pub mod account;
 pub mod align;
 pub mod gate;
+pub mod places;
 pub mod range;
 pub mod runs;
 pub mod split;
