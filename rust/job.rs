@@ -9,6 +9,7 @@ use crate::{
     abi::{Certainty, Path, Reason, Refusal},
     buffer::Buffer,
     io::{self, Charge, OnDone, Wait},
+    pins::Slice,
     pure::{
         account::{self, Account},
         range, split,
@@ -47,6 +48,8 @@ pub(crate) struct Job {
     /// Bytes of the part under way.
     asked: u64,
     charge: Charge,
+    /// What a part under way that lies in one run points at.
+    bvec: bindings::bio_vec,
     /// The last attempt without waiting failed; the next one waits.
     waits: bool,
     results: Results,
@@ -93,6 +96,7 @@ impl Job {
             end,
             asked: 0,
             charge: Charge::default(),
+            bvec: bindings::bio_vec::default(),
             waits: false,
             results: Results {
                 bytes: 0,
@@ -166,12 +170,20 @@ impl Job {
             }
         };
         let from = self.request.buffer_offset + self.results.bytes;
-        let Some(slice) = inside.slice(from, self.asked) else {
+        let Some(mut slice) = inside.slice(from, self.asked) else {
             drop(entered);
             return self.stop(ERANGE, Reason::OutOfRange);
         };
+        if let Some(bvec) = slice.trimmed() {
+            self.bvec = bvec;
+            slice = Slice {
+                bvecs: core::slice::from_ref(&self.bvec),
+                skip: 0,
+                ..slice
+            };
+        }
         // SAFETY: Per our contract; we are inside the gate, and stay inside for a queued
-        // part.
+        // part. The job stays where it is meanwhile, and `bvec` with it.
         let (outcome, charge) = unsafe {
             io::submit(
                 iocb,
