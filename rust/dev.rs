@@ -2,7 +2,7 @@
 
 //! `/dev/vramio`: file operations.
 
-use crate::{abi, ctx::Ctx, target::Direction};
+use crate::{abi, batch, ctx::Ctx, target::Direction};
 use kernel::{
     fs::File,
     miscdevice::{MiscDevice, MiscDeviceRegistration},
@@ -53,6 +53,7 @@ impl MiscDevice for Ctx {
             abi::VRAMIO_IOC_WRITE => {
                 abi::call(arg, |a| me.transfer(Direction::Write, a).map_err(refused))
             }
+            abi::VRAMIO_IOC_BATCH => abi::call(arg, |a| batch::run(&me, a)),
             _ => Err(ENOTTY),
         }
     }

@@ -8,11 +8,15 @@
 use crate::compat;
 use core::{marker::PhantomData, pin::Pin};
 use kernel::{
-    bindings,
+    bindings, ffi,
     miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
     prelude::*,
     types::Opaque,
 };
+
+/// The file operation that the `MiscDevice` trait lacks.
+pub(crate) type UringCmd =
+    unsafe extern "C" fn(*mut bindings::io_uring_cmd, ffi::c_uint) -> ffi::c_int;
 
 /// A registered node `/dev/NAME` whose open files are `T`.
 #[pin_data(PinnedDrop)]
@@ -31,11 +35,16 @@ unsafe impl<T> Sync for Node<T> {}
 
 impl<T: MiscDevice> Node<T> {
     /// Registers the node; the udev rule may widen `mode`.
-    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
+    pub(crate) fn new(
+        name: &'static CStr,
+        mode: u16,
+        uring_cmd: Option<UringCmd>,
+    ) -> impl PinInit<Self, Error> {
         let raw = MiscDeviceOptions { name }.into_raw::<T>();
         // SAFETY: `into_raw` set a pointer to a constant.
         let mut ops = unsafe { *raw.fops };
         ops.owner = compat::this_module();
+        ops.uring_cmd = uring_cmd;
         try_pin_init!(&this in Self {
             fops <- Opaque::ffi_init(move |slot: *mut bindings::file_operations| {
                 // SAFETY: `slot` is valid for writes.

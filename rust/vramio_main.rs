@@ -5,12 +5,14 @@
 use kernel::prelude::*;
 
 mod abi;
+mod batch;
 mod buffer;
 mod compat;
 mod ctx;
 mod dev;
 mod event;
 mod io;
+mod job;
 mod node;
 mod pci;
 mod pins;
@@ -18,9 +20,12 @@ mod provider;
 #[allow(dead_code, unreachable_pub)]
 mod pure;
 mod reclaim;
+mod request;
+mod slot;
 mod stats;
 mod sys;
 mod target;
+mod uring;
 
 module! {
     type: Vramio,
@@ -48,7 +53,7 @@ impl kernel::InPlaceModule for Vramio {
         try_pin_init!(Self {
             reclaim: reclaim::Reclaim::new()?,
             bus <- provider::BusWatch::new(),
-            node <- node::Node::new(c"vramio", 0o660),
+            node <- node::Node::new(c"vramio", 0o660, Some(uring::uring_cmd)),
         })
     }
 }

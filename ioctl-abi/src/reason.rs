@@ -106,6 +106,8 @@ pub enum Reason {
     /// The memory was unmapped, or its process image ended, or the registration was
     /// ended, meanwhile.
     Revoked = 46,
+    /// A batch with more entries than one may have.
+    BatchLimit = 47,
     /// `/dev/vramio` does not exist: the module is not loaded.
     NoModule = 256,
     /// The module's ABI is older than this program needs.
@@ -118,7 +120,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 51] = [
+    pub const ALL: [Reason; 52] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -166,6 +168,7 @@ impl Reason {
         Reason::BadAddress,
         Reason::Swiotlb,
         Reason::Revoked,
+        Reason::BatchLimit,
         Reason::NoModule,
         Reason::ModuleAbi,
         Reason::NoPermission,
@@ -428,6 +431,11 @@ impl Reason {
                 "revoked",
                 "the registration has ended: its memory was unmapped or freed, its process image ended, or it was unregistered",
                 "register the memory again",
+            ),
+            Reason::BatchLimit => (
+                "batch-limit",
+                "the batch has more entries than one may have",
+                "split the batch",
             ),
             Reason::NoModule => (
                 "no-module",

@@ -144,7 +144,7 @@ impl pci::Driver for Driver {
             dev_info!(dev, "{} MiB of memory as /dev/{}\n", len >> 20, node);
             Ok(try_pin_init!(Self {
                 gpu <- try_pin_init!(Gpu {
-                    node <- Node::new(node, 0o660),
+                    node <- Node::new(node, 0o660, None),
                     memory,
                 }),
                 _name: name,

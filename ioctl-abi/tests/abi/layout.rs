@@ -140,6 +140,35 @@ fn facts() -> Vec<Fact> {
             reserved,
         ]
     );
+    structure!(
+        facts,
+        VramioBatch,
+        "vramio_batch",
+        [
+            size,
+            flags,
+            entries,
+            count,
+            entry_size,
+            done,
+            reason,
+        ]
+    );
+    structure!(
+        facts,
+        VramioUring,
+        "vramio_uring",
+        [
+            flags,
+            fd,
+            buffer,
+            reserved,
+            file_offset,
+            buffer_offset,
+            len,
+            reserved2,
+        ]
+    );
     constants!(
         facts,
         [
@@ -148,6 +177,11 @@ fn facts() -> Vec<Fact> {
             VRAMIO_IOC_REGISTER,
             VRAMIO_IOC_UNREGISTER,
             VRAMIO_IOC_PROBE,
+            VRAMIO_IOC_BATCH,
+            VRAMIO_FEATURE_BATCH,
+            VRAMIO_FEATURE_URING,
+            VRAMIO_IO_WRITE,
+            VRAMIO_BATCH_MAX,
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
             VRAMIO_ABI_VERSION,
@@ -262,7 +296,7 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 5);
+    assert_eq!(structures, 7);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so
