@@ -177,7 +177,7 @@ impl Reason {
 
     /// The reason with this number.
     pub fn from_raw(raw: u32) -> Option<Reason> {
-        Reason::ALL.into_iter().find(|r| *r as u32 == raw)
+        Reason::ALL.iter().copied().find(|r| *r as u32 == raw)
     }
 
     /// Stable name, for logs, counters and metrics.

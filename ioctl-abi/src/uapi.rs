@@ -350,7 +350,7 @@ impl Path {
 
     /// The path with this number.
     pub fn from_raw(raw: u32) -> Option<Path> {
-        Path::ALL.into_iter().find(|p| *p as u32 == raw)
+        Path::ALL.iter().copied().find(|p| *p as u32 == raw)
     }
 
     /// Stable name, for logs and counters.
@@ -385,7 +385,7 @@ impl Certainty {
 
     /// The certainty with this number.
     pub fn from_raw(raw: u32) -> Option<Certainty> {
-        Certainty::ALL.into_iter().find(|c| *c as u32 == raw)
+        Certainty::ALL.iter().copied().find(|c| *c as u32 == raw)
     }
 
     /// Stable name, for logs and counters.

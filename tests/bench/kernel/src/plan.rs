@@ -13,7 +13,7 @@ const SIZES: [(u64, u32); 4] = [
     (16 << 20, 256),
 ];
 /// Requests under way at the same time.
-const DEPTHS: [u32; 2] = [1, 32];
+pub const DEPTHS: [u32; 2] = [1, 32];
 
 /// Bytes of the drive's largest command.
 pub const COMMAND_BYTES: u64 = 512 << 10;

@@ -72,7 +72,7 @@ impl Report {
         text += &line;
         text.push('\n');
         for method in Method::ALL {
-            for depth in [1, 32] {
+            for depth in plan::DEPTHS {
                 let values: Vec<Option<f64>> = sizes
                     .iter()
                     .map(|&size| self.per_request(self.find(method, size, depth)?.0))
