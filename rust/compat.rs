@@ -5,7 +5,7 @@
 use kernel::bindings;
 
 /// `THIS_MODULE`.
-pub(crate) fn this_module() -> *mut bindings::module {
+pub(crate) const fn this_module() -> *mut bindings::module {
     #[cfg(kernel_7_3)]
     return kernel::module::this_module::<crate::LocalModule>().as_ptr();
     #[cfg(not(kernel_7_3))]

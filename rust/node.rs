@@ -18,8 +18,6 @@ use kernel::{
 #[pin_data(PinnedDrop)]
 pub(crate) struct Node<T> {
     #[pin]
-    fops: Opaque<bindings::file_operations>,
-    #[pin]
     misc: Opaque<bindings::miscdevice>,
     _open: PhantomData<T>,
 }
@@ -30,22 +28,22 @@ unsafe impl<T> Send for Node<T> {}
 unsafe impl<T> Sync for Node<T> {}
 
 impl<T: MiscDevice> Node<T> {
-    /// Registers the node; the udev rule may widen `mode`.
-    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
-        let raw = MiscDeviceOptions { name }.into_raw::<T>();
+    /// They outlive the node: open files keep them, and with them the module.
+    const FOPS: bindings::file_operations = {
+        let raw = MiscDeviceOptions { name: c"" }.into_raw::<T>();
         // SAFETY: `into_raw` set a pointer to a constant.
         let mut ops = unsafe { *raw.fops };
         ops.owner = compat::this_module();
-        try_pin_init!(&this in Self {
-            fops <- Opaque::ffi_init(move |slot: *mut bindings::file_operations| {
-                // SAFETY: `slot` is valid for writes.
-                unsafe { slot.write(ops) }
-            }),
+        ops
+    };
+
+    /// Registers the node; the udev rule may widen `mode`.
+    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
+        let mut raw = MiscDeviceOptions { name }.into_raw::<T>();
+        raw.fops = &const { Self::FOPS };
+        raw.mode = mode;
+        try_pin_init!(Self {
             misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
-                let mut raw = raw;
-                // SAFETY: `fops` was initialised above and is pinned together with `misc`.
-                raw.fops = unsafe { (*this.as_ptr()).fops.get() };
-                raw.mode = mode;
                 // SAFETY: `slot` is valid for writes, and pinned until it is deregistered.
                 unsafe {
                     slot.write(raw);
