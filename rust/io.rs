@@ -6,7 +6,7 @@
 use crate::{
     abi::{Certainty, Path, Reason, Refusal, VramioIo},
     buffer::Buffer,
-    pins::Slice,
+    pages::Slice,
     provider::Provider,
     pure::{
         account::{self, Account},
@@ -205,7 +205,7 @@ fn submit(
         Direction::Write => bindings::ITER_SOURCE,
     };
     // SAFETY: The slice names `len` bytes from `skip` on in its bvecs, whose pages stay
-    // pinned as long as the caller is inside the gate: beyond this synchronous call.
+    // as long as the caller is inside the gate: beyond this synchronous call.
     unsafe {
         bindings::iov_iter_bvec(
             &mut iter,
