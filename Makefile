@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Thin: qemu/bootstrap.sh sees to the tools, cargo and Kbuild do the work.
+
+SHELL := /bin/sh
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+# Every recipe that needs cargo begins with this.
+READY = PATH=$$(qemu/bootstrap.sh) && export PATH
+VM = $(READY) && cargo run --quiet --package vramio-qemu --bin vramio-vm --
+VM_TESTS = $(READY) && cargo run --quiet --package vramio-vm-tests --
+
+LANES = abi host guest smoke-72
+SCRIPTS = .ci/run $(shell find . -name '*.sh' -not -path './build/*' -not -path './target/*')
+KERNEL_RUST = $(shell find rust -name '*.rs' -not -name '*_generated.rs')
+
+.PHONY: help demo test check modules prepare shell clean clean-cache
+
+help: ## Show this.
+	@echo 'usage: make TARGET [NAME=VALUE ...]'
+	@echo
+	@sed -n 's/^\([a-z0-9%-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | \
+		while IFS='|' read -r target text; do printf '  %-16s %s\n' "$$target" "$$text"; done
+	@echo
+	@echo '  KERNEL=7.2        take this kernel series (default: the newest supported one)'
+	@echo '  FILTER=name       run only the tests with this in their names'
+	@echo '  VRAMIO_CACHE=DIR  where build root and kernels are kept (default: ~/.cache/vramio)'
+	@echo '  VRAMIO_MIRROR=URI Debian mirror (default: the one that apt uses)'
+
+demo: ## Move a file between NVMe and GPU memory in a VM, and prove it.
+	@$(VM) demo
+
+test: ## Run the tests of all lanes.
+	@failed=; for lane in $(LANES); do \
+		echo "=== lane $$lane"; \
+		$(MAKE) test-$$lane || failed="$$failed $$lane"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "test: FAILED:$$failed"; exit 1; fi; \
+	echo 'test: PASS'
+
+.PHONY: test-abi test-host test-guest test-smoke-72
+test-abi: ## Lane: the ABI's layout, Rust against C.
+	@$(VM) host-tests --lane abi --package vramio-abi $(FILTER)
+
+test-host: ## Lane: logic that needs no VM.
+	@$(VM) host-tests --lane host --exclude vramio-abi $(FILTER)
+
+test-guest: ## Lane: all that runs in a VM.
+	@$(VM_TESTS) $(FILTER)
+
+test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
+	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
+
+check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
+	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \
+	cargo fmt --all --check && \
+	rustfmt --check $(KERNEL_RUST) && \
+	cargo clippy --quiet --workspace --all-targets -- -D warnings && \
+	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps && \
+	shellcheck $(SCRIPTS)
+	@$(VM) --kernel 7.3 modules --clippy
+	@$(VM) --kernel 7.2 modules --clippy
+	@echo 'check: PASS'
+
+modules: ## Build vramio.ko and vramio_mockgpu.ko (CLIPPY=1: with the kernel's lints).
+	@$(VM) modules
+
+prepare: ## Set up build root and kernel (UPDATE=1: look for newer versions).
+	@$(VM) prepare $(if $(UPDATE),--update)
+
+shell: ## Open a shell in the VM (GDB=1234: a debugger can attach at this port).
+	@$(VM) shell
+
+clean: ## Remove what was built, but not the cache.
+	rm -rf build "$${CARGO_TARGET_DIR:-target}"
+
+clean-cache: ## Remove the cache.
+	@$(VM) clean-cache

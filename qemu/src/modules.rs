@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Builds our kernel modules.
+
+use crate::enter::Bind;
+use crate::kernel::{jobs, CC};
+use crate::prepare::{checkout, Prepared};
+use crate::process;
+use anyhow::{bail, ensure, Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+/// The built modules.
+#[derive(Clone, Debug)]
+pub struct Modules {
+    /// `vramio.ko`.
+    pub vramio: PathBuf,
+    /// `vramio_mockgpu.ko`.
+    pub mockgpu: PathBuf,
+}
+
+/// Builds both modules for the prepared kernel, below
+/// `build/modules/RELEASE` of the checkout.
+///
+/// With `clippy` the kernel's clippy checks them, below `build/clippy`, and
+/// every warning is an error.
+///
+/// # Errors
+///
+/// When the build fails.
+pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
+    let repo = checkout()?;
+    let (kernel, root) = (&prepared.kernel, &prepared.root);
+    let kind = if clippy { "clippy" } else { "modules" };
+    let out = repo.join("build").join(kind).join(&kernel.release);
+    fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
+
+    eprintln!(
+        "modules for {}{}",
+        kernel.release,
+        if clippy { " with clippy" } else { "" }
+    );
+    let binds = [
+        Bind {
+            path: &kernel.tree,
+            writable: false,
+        },
+        Bind {
+            path: &repo,
+            writable: false,
+        },
+        Bind {
+            path: &out,
+            writable: true,
+        },
+    ];
+    let mut make = root.command("make", &binds);
+    make.arg("-C")
+        .arg(&kernel.tree)
+        .arg(CC)
+        .arg(assign("M", &repo)?)
+        .arg(assign("MO", &out)?)
+        .arg(format!("-j{}", jobs()))
+        .arg("--no-print-directory");
+    if clippy {
+        make.args(["CLIPPY=1", "W=e"]);
+    }
+    let status = make
+        .arg("modules")
+        .stdin(Stdio::null())
+        .status()
+        .context("start make in the build root")?;
+    if !status.success() {
+        bail!(
+            "the modules do not build for {} ({status}); make's output is above",
+            kernel.release
+        );
+    }
+    let modules = Modules {
+        vramio: out.join("vramio.ko"),
+        mockgpu: out.join("vramio_mockgpu.ko"),
+    };
+    for module in [&modules.vramio, &modules.mockgpu] {
+        check(prepared, module)?;
+    }
+    Ok(modules)
+}
+
+/// Checks that `module` is for the kernel it was built for.
+fn check(prepared: &Prepared, module: &Path) -> Result<()> {
+    let binds = [Bind {
+        path: module,
+        writable: false,
+    }];
+    let mut modinfo = prepared.root.command("modinfo", &binds);
+    let vermagic = process::output(modinfo.args(["-F", "vermagic"]).arg(module))?;
+    let release = &prepared.kernel.release;
+    ensure!(
+        vermagic.split_whitespace().next() == Some(release),
+        "{} is for {}, not for {release}: run `make clean`",
+        module.display(),
+        vermagic.trim()
+    );
+    Ok(())
+}
+
+/// A make variable with a path, which make splits at spaces.
+fn assign(name: &str, path: &Path) -> Result<String> {
+    let path = path
+        .to_str()
+        .context("the checkout's path is not UTF-8: move it")?;
+    ensure!(
+        !path.contains([' ', ':', '\t']),
+        "make cannot build in {path:?}: move the checkout to a path without spaces and colons"
+    );
+    Ok(format!("{name}={path}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn make_gets_only_paths_that_it_can_read() {
+        assert_eq!(assign("M", Path::new("/a/b")).unwrap(), "M=/a/b");
+        assert!(assign("M", Path::new("/a b")).is_err());
+        assert!(assign("M", Path::new("/a:b")).is_err());
+    }
+}

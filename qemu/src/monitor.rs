@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! QEMU's monitor (QMP).
+
+use anyhow::{Context, Result};
+use qapi::{qmp, Command, Qmp, Stream};
+use std::fmt;
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// How long QEMU may take to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to the monitor.
+pub struct Monitor {
+    qmp: Qmp<Stream<BufReader<UnixStream>, UnixStream>>,
+}
+
+impl fmt::Debug for Monitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Monitor")
+    }
+}
+
+impl Monitor {
+    /// Greets the monitor at the other end of `socket`.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU does not answer as a monitor does.
+    pub fn connect(socket: UnixStream) -> Result<Self> {
+        let reader = socket
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| socket.try_clone())
+            .context("set up the monitor's socket")?;
+        let mut qmp = Qmp::new(Stream::new(BufReader::new(reader), socket));
+        qmp.handshake().context("greet QEMU's monitor")?;
+        Ok(Self { qmp })
+    }
+
+    /// Executes a command.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn execute<C: Command>(&mut self, command: &C) -> Result<C::Ok> {
+        self.qmp
+            .execute(command)
+            .with_context(|| format!("monitor command {}", C::NAME))
+    }
+
+    /// Limits the reads of a drive ([`crate::topology::Disk::drive`]) to so many
+    /// bytes in a second; 0 is no limit.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn throttle_reads(&mut self, drive: &str, bytes_per_second: u64) -> Result<()> {
+        self.throttle(drive, bytes_per_second, 0)
+    }
+
+    /// Limits the writes of a drive to so many bytes in a second; 0 is no limit.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn throttle_writes(&mut self, drive: &str, bytes_per_second: u64) -> Result<()> {
+        self.throttle(drive, 0, bytes_per_second)
+    }
+
+    fn throttle(&mut self, drive: &str, read: u64, write: u64) -> Result<()> {
+        let throttle: qmp::block_set_io_throttle = serde_json::from_value(serde_json::json!({
+            "device": drive,
+            "bps": 0, "bps_rd": read, "bps_wr": write,
+            "iops": 0, "iops_rd": 0, "iops_wr": 0,
+        }))
+        .context("build the throttle command")?;
+        self.execute(&throttle).map(drop)
+    }
+
+    /// Asks the guest to let go of a device.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn unplug(&mut self, device: &str) -> Result<()> {
+        self.execute(&qmp::device_del {
+            id: device.to_owned(),
+        })
+        .map(drop)
+    }
+}

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! A virtual machine that has booted, with its witnesses.
+
+use crate::console::Console;
+use crate::guest::Guest;
+use crate::image::{self, Extra};
+use crate::kernel::Kernel;
+use crate::machine::{Config, Machine, RunDir};
+use crate::modules::Modules;
+use crate::monitor::Monitor;
+use crate::oracle::{self, Account, Backing, Place};
+use crate::prepare::{self, Prepared};
+use crate::programs::Programs;
+use crate::topology::Disk;
+use crate::trace::Trace;
+use anyhow::{anyhow, bail, Context, Result};
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a boot may take. It takes about 6 s on an idle host.
+const BOOT_PATIENCE: Duration = Duration::from_secs(120);
+/// How long QEMU may take to end when the guest has died.
+const EXIT_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the guest's kernel may take to print a line.
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// Lines of the console in a message.
+const CONSOLE_TAIL: usize = 25;
+/// The mock GPU's PCI id.
+const GPU_ID: (u16, u16) = (0x1af4, 0x1110);
+/// The BAR that is its memory.
+const GPU_BAR: usize = 2;
+/// Where a run's modules lie in the guest.
+const MODULE_DIR: &str = "usr/lib/vramio";
+
+/// What machines are made from.
+#[derive(Debug)]
+pub struct Parts {
+    prepared: Prepared,
+    base: PathBuf,
+    extras: Vec<Extra>,
+    runs: PathBuf,
+}
+
+impl Parts {
+    /// Builds the base archive unless it is cached. Machines without `modules`
+    /// run the stock kernel alone.
+    ///
+    /// # Errors
+    ///
+    /// When the archive cannot be built.
+    pub fn new(prepared: Prepared, programs: &Programs, modules: Option<&Modules>) -> Result<Self> {
+        let base = base(&prepared)?;
+        let mut extras = vec![
+            extra(&programs.agent, "usr/bin/vramio-guest", 0o755),
+            extra(&programs.cli, "usr/bin/vramio", 0o755),
+        ];
+        if let Some(modules) = modules {
+            extras.push(extra(
+                &modules.vramio,
+                &format!("{MODULE_DIR}/vramio.ko"),
+                0o644,
+            ));
+            extras.push(extra(
+                &modules.mockgpu,
+                &format!("{MODULE_DIR}/vramio_mockgpu.ko"),
+                0o644,
+            ));
+        }
+        Ok(Self {
+            prepared,
+            base,
+            extras,
+            runs: prepare::checkout()?.join("build/vm"),
+        })
+    }
+
+    /// Whether machines get our modules.
+    pub fn has_modules(&self) -> bool {
+        self.extras
+            .iter()
+            .any(|extra| extra.target.starts_with(MODULE_DIR))
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.prepared.kernel
+    }
+}
+
+fn extra(source: &std::path::Path, target: &str, mode: u32) -> Extra {
+    Extra {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        mode,
+    }
+}
+
+/// The base archive of the kernel, from the cache.
+fn base(prepared: &Prepared) -> Result<PathBuf> {
+    const FILE: &str = "base.cpio";
+    let root = prepared
+        .root
+        .path()
+        .file_name()
+        .context("the build root has no name")?
+        .to_string_lossy();
+    let of_series = format!("guest-{}.", prepared.kernel.series);
+    let name = format!("guest-{}-{root}-{}", prepared.kernel.release, image::RECIPE);
+    if !prepared.cache.has(&name) {
+        let writer = prepared.cache.write()?;
+        writer.entry(&name, |dir, _| {
+            image::write_base(&prepared.root, &prepared.kernel, &dir.join(FILE))
+        })?;
+        for old in writer.names()? {
+            if old.starts_with(&of_series) && old != name {
+                writer.remove(&old)?;
+            }
+        }
+    }
+    Ok(prepared.cache.path(&name).join(FILE))
+}
+
+/// A machine whose agent is ready.
+#[derive(Debug)]
+pub struct Vm {
+    /// The agent.
+    pub guest: Guest,
+    /// QEMU's monitor.
+    pub monitor: Monitor,
+    /// The console.
+    pub console: Console,
+    /// The trace of the NVMe commands.
+    pub trace: Trace,
+    /// The file behind the first GPU's memory.
+    pub vram: Backing,
+    config: Config,
+    dir: RunDir,
+    bar: Range<u64>,
+    first_attempt: Option<String>,
+    checks: u64,
+    machine: Machine,
+}
+
+impl Vm {
+    /// Boots a machine and loads our modules, if there are any. A boot that dies
+    /// before the ready line is tried once more, and reported
+    /// ([`Self::first_attempt`]).
+    ///
+    /// # Errors
+    ///
+    /// When both attempts die, or the machine is not as it should be.
+    pub fn boot(parts: &Parts, config: &Config) -> Result<Self> {
+        let dir = RunDir::new(parts.runs.join(&config.name));
+        let (mut vm, first) = twice(|attempt| {
+            if attempt == 2 {
+                keep_first(&dir)?;
+            }
+            Self::attempt(parts, config, &dir)
+        })?;
+        if let Some(first) = &first {
+            eprintln!(
+                "vm {}: the first boot died before the ready line: {first}",
+                vm.config.name
+            );
+        }
+        vm.first_attempt = first;
+        if parts.has_modules() {
+            vm.load_modules()?;
+        }
+        vm.check()?;
+        Ok(vm)
+    }
+
+    fn attempt(parts: &Parts, config: &Config, dir: &RunDir) -> Result<Self> {
+        fresh(dir)?;
+        image::write_run(&parts.base, &parts.extras, &dir.initrd())?;
+        let Prepared { root, kernel, .. } = &parts.prepared;
+        let (machine, channels) = Machine::start(root, kernel, config, dir)?;
+        let mut console = Console::new(dir.console());
+        let connected = Monitor::connect(channels.monitor)
+            .and_then(|monitor| Ok((monitor, Guest::connect(channels.agent, BOOT_PATIENCE)?)));
+        let (monitor, guest) = connected.map_err(|error| {
+            let exit = machine.exit_within(EXIT_PATIENCE).map_or_else(
+                || "QEMU still runs".to_owned(),
+                |exit| format!("QEMU: {exit}"),
+            );
+            anyhow!(
+                "{error:#} ({exit})\n{}\n-- {}: faults, and its end --\n{}\n...\n{}",
+                fs::read_to_string(dir.log()).unwrap_or_default().trim(),
+                dir.console().display(),
+                console.faults().unwrap_or_default().join("\n"),
+                console.tail(CONSOLE_TAIL)
+            )
+        })?;
+        let bar = gpu_bar(&guest, config)?;
+        Ok(Self {
+            guest,
+            monitor,
+            console,
+            trace: Trace::new(dir.trace()),
+            vram: Backing::open(&dir.vram(0))?,
+            config: config.clone(),
+            dir: dir.clone(),
+            bar,
+            first_attempt: None,
+            checks: 0,
+            machine,
+        })
+    }
+
+    /// Loads the mock GPU's driver and vramio.
+    ///
+    /// # Errors
+    ///
+    /// When one of them does not load.
+    pub fn load_modules(&self) -> Result<()> {
+        let session = self.guest.session();
+        for module in ["vramio_mockgpu", "vramio"] {
+            session.insmod(&format!("/{MODULE_DIR}/{module}.ko"), "")?;
+        }
+        Ok(())
+    }
+
+    /// What the machine is made of.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The run's files.
+    pub fn dir(&self) -> &RunDir {
+        &self.dir
+    }
+
+    /// How the first of two boots died.
+    pub fn first_attempt(&self) -> Option<&str> {
+        self.first_attempt.as_deref()
+    }
+
+    /// The addresses of the first GPU's memory.
+    pub fn bar(&self) -> &Range<u64> {
+        &self.bar
+    }
+
+    /// The disk with this namespace id.
+    ///
+    /// # Errors
+    ///
+    /// When the machine has none.
+    pub fn disk(&self, nsid: u32) -> Result<&Disk> {
+        self.config
+            .disks
+            .iter()
+            .find(|disk| disk.nsid == nsid)
+            .with_context(|| format!("no disk has namespace id {nsid}"))
+    }
+
+    /// The device node of the disk with this namespace id.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has no such disk.
+    pub fn device(&self, nsid: u32) -> Result<String> {
+        let serial = &self.disk(nsid)?.serial;
+        let found = self.guest.session().find_disk(serial, nsid)?;
+        Ok(format!("/dev/{}", found.name))
+    }
+
+    /// The file behind the disk with this namespace id.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened.
+    pub fn image(&self, nsid: u32) -> Result<Backing> {
+        Backing::open(&self.dir.disk(self.disk(nsid)?))
+    }
+
+    /// Begins a window of the trace.
+    ///
+    /// # Errors
+    ///
+    /// When the trace cannot be read.
+    pub fn mark(&mut self) -> Result<usize> {
+        self.trace.mark()
+    }
+
+    /// What the drives did since `mark` with the data at `place`, and with the
+    /// rest. The requests in question have ended.
+    ///
+    /// # Errors
+    ///
+    /// When the trace cannot be read or does not add up.
+    pub fn account(&mut self, mark: usize, place: &Place) -> Result<Account> {
+        Ok(oracle::account(self.trace.since(mark)?, place, &self.bar))
+    }
+
+    /// Checks that QEMU still runs and that the console shows no new fault.
+    ///
+    /// # Errors
+    ///
+    /// When one of them is not so.
+    pub fn check(&mut self) -> Result<()> {
+        let flushed = self.flush_console();
+        let faults = self.console.faults()?;
+        if !faults.is_empty() {
+            bail!(
+                "the console {} shows\n{}",
+                self.dir.console().display(),
+                faults.join("\n")
+            );
+        }
+        if let Some(exit) = self.machine.exit() {
+            bail!(
+                "QEMU ended ({exit})\n{}\n{}",
+                fs::read_to_string(self.dir.log())
+                    .unwrap_or_default()
+                    .trim(),
+                self.console.tail(CONSOLE_TAIL)
+            );
+        }
+        flushed
+    }
+
+    /// Waits until all that the kernel has said is on the console: it prints
+    /// from a thread.
+    fn flush_console(&mut self) -> Result<()> {
+        self.checks += 1;
+        let mark = format!("vramio-vm: check {} of {}", self.checks, self.config.name);
+        self.guest
+            .session()
+            .write_text("/dev/kmsg", &format!("<5>{mark}\n"))?;
+        let start = Instant::now();
+        while !self.console.read_on(&mark)? {
+            if start.elapsed() > CONSOLE_PATIENCE || self.machine.exit().is_some() {
+                bail!("the console {} stands still", self.dir.console().display());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Waits until the machine goes off by itself.
+    pub fn wait(self) {
+        self.machine.wait();
+    }
+}
+
+/// Makes an attempt, and a second one if it fails. Gives how the first died.
+fn twice<T>(mut attempt: impl FnMut(u32) -> Result<T>) -> Result<(T, Option<String>)> {
+    let first = match attempt(1) {
+        Ok(value) => return Ok((value, None)),
+        Err(error) => error,
+    };
+    match attempt(2) {
+        Ok(value) => Ok((value, Some(format!("{first:#}")))),
+        Err(second) => Err(anyhow!(
+            "two boots died before the ready line\nfirst: {first:#}\nsecond: {second:#}"
+        )),
+    }
+}
+
+/// An empty directory for the run.
+fn fresh(dir: &RunDir) -> Result<()> {
+    let path = dir.path();
+    if path.exists() {
+        fs::remove_dir_all(path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))
+}
+
+/// Keeps the files of a first attempt beside the run's directory.
+fn keep_first(dir: &RunDir) -> Result<()> {
+    let kept = dir.path().with_extension("first");
+    if kept.exists() {
+        fs::remove_dir_all(&kept).with_context(|| format!("remove {}", kept.display()))?;
+    }
+    fs::rename(dir.path(), &kept).with_context(|| format!("rename to {}", kept.display()))
+}
+
+/// The addresses of the GPU's memory, as the guest placed it.
+fn gpu_bar(guest: &Guest, config: &Config) -> Result<Range<u64>> {
+    let devices = guest.session().pci()?;
+    let gpu = devices
+        .iter()
+        .find(|device| (device.vendor, device.device) == GPU_ID)
+        .context("the guest sees no GPU")?;
+    match gpu.resources.get(GPU_BAR) {
+        Some(&(start, len)) if len == config.vram => Ok(start..start + len),
+        other => bail!(
+            "BAR {GPU_BAR} of {} is {other:?}, expected {} bytes",
+            gpu.address,
+            config.vram
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_is_tried_twice_and_no_more() {
+        assert_eq!(twice(|_| Ok(1)).unwrap(), (1, None));
+        let (value, first) = twice(|attempt| match attempt {
+            1 => bail!("dead"),
+            _ => Ok(attempt),
+        })
+        .unwrap();
+        assert_eq!((value, first.as_deref()), (2, Some("dead")));
+        let mut attempts = 0;
+        let error = twice::<()>(|attempt| {
+            attempts = attempt;
+            bail!("dead {attempt}")
+        })
+        .unwrap_err();
+        assert_eq!(attempts, 2);
+        assert!(format!("{error:#}").contains("first: dead 1\nsecond: dead 2"));
+    }
+}

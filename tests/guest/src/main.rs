@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio-guest`: the agent. Without an argument it serves the harness's port;
+//! `vramio-guest worker` is one session of it.
+
+mod extents;
+mod make;
+mod ops;
+mod port;
+mod router;
+mod worker;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let result = match std::env::args().nth(1).as_deref() {
+        None => router::run(),
+        Some("worker") => worker::run(),
+        Some(other) => Err(anyhow::anyhow!("unknown argument {other}")),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vramio-guest: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

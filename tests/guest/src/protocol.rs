@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! One line of JSON for each message.
+//!
+//! The harness sends a [`Request`] to a *session*, which is a worker process of
+//! the agent, and gets one [`Response`] with the same id. Requests of a session
+//! run in threads of their own, so responses may come in any order.
+
+use crate::file::FilePlan;
+use serde::{Deserialize, Serialize};
+
+/// The agent's port: `/sys/class/virtio-ports/*/name`.
+pub const PORT: &str = "vramio.agent";
+/// The session that the agent starts by itself.
+pub const FIRST_SESSION: u32 = 0;
+/// The id of the one [`Response`] that the agent sends unasked when it is
+/// ready. Its value is a [`Ready`].
+pub const READY: u64 = 0;
+
+/// What the agent says first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ready {
+    /// What `uname -r` says.
+    pub release: String,
+}
+
+/// From the harness to the agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// Not [`READY`], and not in use.
+    pub id: u64,
+    /// The session that does it.
+    pub session: u32,
+    /// What to do.
+    pub op: Op,
+}
+
+/// From the agent to the harness.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Response {
+    /// The request's.
+    pub id: u64,
+    /// What came out; the value's type depends on the [`Op`].
+    pub outcome: Result<serde_json::Value, Failure>,
+}
+
+/// An operation that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The system call's errno, or 0.
+    pub errno: i32,
+    /// What failed and why.
+    pub message: String,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// The errno of a failure that says that the session has ended (`EPIPE`).
+pub const SESSION_ENDED: i32 = libc::EPIPE;
+
+/// What a session can do. The comment names the value of the response.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// The agent itself: starts a session → its number.
+    Spawn,
+    /// The agent itself: sends `signal` to the session's process → nothing.
+    Kill {
+        /// The signal's number.
+        signal: i32,
+    },
+    /// The agent itself: waits for the end of the session's process → [`Exit`].
+    Reap,
+    /// Runs a program and waits for it → [`Output`].
+    Exec {
+        /// Program and arguments.
+        argv: Vec<String>,
+    },
+    /// Reads a small file → its text.
+    ReadText {
+        /// Where.
+        path: String,
+    },
+    /// Writes a small file, for sysfs → nothing.
+    WriteText {
+        /// Where.
+        path: String,
+        /// What.
+        text: String,
+    },
+    /// The names in a directory → a list of strings, sorted.
+    List {
+        /// Where.
+        path: String,
+    },
+    /// Loads a kernel module from a file → nothing.
+    Insmod {
+        /// The file.
+        path: String,
+        /// `name=value ...`
+        params: String,
+    },
+    /// Unloads a kernel module, without waiting → nothing.
+    Rmmod {
+        /// The module's name.
+        name: String,
+    },
+    /// Makes a file and writes it back to the disk → nothing.
+    MakeFile(FilePlan),
+    /// The file's extents, after write-back → a list of [`crate::file::Extent`].
+    Fiemap {
+        /// Where.
+        path: String,
+    },
+    /// Finds a namespace → [`Disk`].
+    FindDisk {
+        /// Serial number of the controller.
+        serial: String,
+        /// Namespace id.
+        nsid: u32,
+    },
+    /// Every PCI device → a list of [`PciDevice`].
+    Pci,
+    /// `open(2)` → the descriptor.
+    Open {
+        /// Where.
+        path: String,
+        /// `O_*`.
+        flags: i32,
+    },
+    /// The worker's process id → a number.
+    Pid,
+    /// `pidfd_getfd(2)`: duplicates a descriptor of another process → the
+    /// descriptor.
+    StealFd {
+        /// The other process.
+        pid: i32,
+        /// Its descriptor.
+        fd: i32,
+    },
+    /// `close(2)` → nothing.
+    Close {
+        /// The descriptor.
+        fd: i32,
+    },
+    /// `pread(2)` into the worker's memory → bytes.
+    Pread {
+        /// The descriptor.
+        fd: i32,
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+        /// Byte offset in the file.
+        offset: u64,
+    },
+    /// `pwrite(2)` from the worker's memory → bytes.
+    Pwrite {
+        /// The descriptor.
+        fd: i32,
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+        /// Byte offset in the file.
+        offset: u64,
+    },
+    /// `mmap(2)` → the address.
+    Mmap {
+        /// 0, or the place: inside of what an earlier Mmap gave, which it
+        /// replaces.
+        at: u64,
+        /// The descriptor, or -1.
+        fd: i32,
+        /// Bytes.
+        len: u64,
+        /// Byte offset in the file.
+        offset: u64,
+        /// `PROT_*`.
+        prot: i32,
+        /// `MAP_*`.
+        flags: i32,
+    },
+    /// `munmap(2)` → nothing.
+    Munmap {
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Loads bytes of the worker's memory → a list of numbers. The worker dies
+    /// of it if there is none.
+    Peek {
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// `ioctl(2)` with a pointer to a copy of `arg` → [`IoctlResult`].
+    Ioctl {
+        /// The descriptor.
+        fd: i32,
+        /// The request number.
+        command: u32,
+        /// The structure.
+        arg: Vec<u8>,
+    },
+    /// `ioctl(2)` with a bare number → [`IoctlResult`].
+    IoctlNumber {
+        /// The descriptor.
+        fd: i32,
+        /// The request number.
+        command: u32,
+        /// The argument, for example a bad pointer.
+        arg: u64,
+    },
+    /// `mount(2)` → nothing.
+    Mount {
+        /// Device.
+        source: String,
+        /// Mount point; made if it is not there.
+        target: String,
+        /// File system type.
+        fstype: String,
+        /// `MS_*`.
+        flags: u64,
+        /// Options, separated by commas.
+        options: String,
+    },
+    /// `umount(2)` → nothing.
+    Umount {
+        /// Mount point.
+        target: String,
+    },
+    /// Writes everything back → nothing.
+    Sync,
+    /// Writes everything back and empties the page cache → nothing.
+    DropCaches,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exit {
+    /// With this status.
+    Code(i32),
+    /// Of this signal.
+    Signal(i32),
+}
+
+/// What a program left.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Output {
+    /// How it ended.
+    pub exit: Exit,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// A block device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Disk {
+    /// The kernel's name for it, which changes from boot to boot.
+    pub name: String,
+    /// Its size, bytes.
+    pub size: u64,
+}
+
+/// A PCI device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PciDevice {
+    /// `domain:bus:device.function`.
+    pub address: String,
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: u16,
+    /// First address and length, bytes, of each resource; length 0: none.
+    pub resources: Vec<(u64, u64)>,
+}
+
+/// What `ioctl(2)` gave.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IoctlResult {
+    /// The value, or -1.
+    pub value: i32,
+    /// The errno if the value is -1, else 0.
+    pub errno: i32,
+    /// The structure afterwards.
+    pub arg: Vec<u8>,
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! One session: takes requests from standard input, each in its own thread.
+
+use crate::ops;
+use anyhow::{Context, Result};
+use std::io::{stdin, stdout, Write};
+use std::thread;
+use vramio_guest::protocol::{Request, Response};
+
+/// Serves standard input to its end.
+pub fn run() -> Result<()> {
+    for line in stdin().lines() {
+        let line = line.context("read a request")?;
+        let Request { id, op, .. } =
+            serde_json::from_str(&line).with_context(|| format!("bad request {line}"))?;
+        thread::spawn(move || {
+            let response = Response {
+                id,
+                outcome: ops::run(op),
+            };
+            let line = serde_json::to_string(&response).context("encode the response");
+            if let Err(error) = line.and_then(|line| Ok(writeln!(stdout().lock(), "{line}")?)) {
+                eprintln!("vramio-guest: response {id}: {error:#}");
+            }
+        });
+    }
+    Ok(())
+}

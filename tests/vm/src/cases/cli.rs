@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The `vramio` tool, and so the crate below it, as people use it.
+
+use crate::context::Context;
+use crate::filesystem::{self, FileSystem};
+use crate::fleet::Kind;
+use crate::lane::Case;
+use anyhow::{bail, ensure, Context as _, Result};
+use vramio_guest::file::FilePlan;
+use vramio_guest::protocol::{Exit, Output};
+use vramio_qemu::oracle::{first_difference, Flow, Place};
+
+const MIB: u64 = 1 << 20;
+
+/// The cases.
+pub fn cases() -> Vec<Case> {
+    let case = |name: &str, run: fn(&mut Context<'_>) -> Result<()>| {
+        Case::new(format!("cli/{name}"), Kind::Default, run)
+    };
+    vec![
+        case("there-and-back", there_and_back).smoke(),
+        case("check", check),
+        case("refusals", refusals),
+        case("no-module", no_module),
+    ]
+}
+
+fn exec(context: &Context<'_>, argv: &[&str]) -> Result<Output> {
+    Ok(context.session.exec(argv)?)
+}
+
+/// Runs the tool, which must succeed.
+fn run(context: &Context<'_>, argv: &[&str]) -> Result<serde_json::Value> {
+    let text = context.session.run(argv)?;
+    serde_json::from_str(&text).with_context(|| format!("{}: {text}", argv.join(" ")))
+}
+
+/// A file with an odd size goes into GPU memory and back, in small chunks.
+fn there_and_back(context: &mut Context<'_>) -> Result<()> {
+    for fs in FileSystem::ALL {
+        let dir = filesystem::mounted(fs, context)?;
+        let size = 9 * MIB + 777;
+        let plan = FilePlan::dense(&format!("{dir}/cli"), 71, size);
+        context.session.make(&plan)?;
+        let place = Place::of_file(filesystem::nsid(fs), &context.session.extents(&plan.path)?);
+        let mark = context.vm.mark()?;
+        let said = run(
+            context,
+            &[
+                "vramio", "cp", &plan.path, "gpu:0", "--chunk", "1M", "--json",
+            ],
+        )?;
+        let account = context.vm.account(mark, &place)?;
+        ensure!(said["bytes"] == size, "{said}");
+        let offset = said["gpu_offset"].as_u64().context("no gpu_offset")?;
+        let expected = plan.content(0, size);
+        let found = context.vm.vram.read(offset, size)?;
+        if let Some(difference) = first_difference(&found, &expected) {
+            bail!("the GPU's memory: {difference}");
+        }
+        let flow = Flow {
+            into_bar: size.next_multiple_of(512),
+            ..Flow::default()
+        };
+        ensure!(account.data == flow, "{account:?}");
+
+        let copy = format!("{dir}/cli-copy");
+        let whole = 9 * MIB;
+        let said = run(
+            context,
+            &[
+                "vramio",
+                "cp",
+                "gpu:0",
+                &copy,
+                "--size",
+                &whole.to_string(),
+                "--json",
+            ],
+        )?;
+        ensure!(said["bytes"] == whole, "{said}");
+        ensure!(said["gpu_offset"] == offset, "{said}");
+        context.session.sync()?;
+        let extents = context.session.extents(&copy)?;
+        let image = context.vm.image(filesystem::nsid(fs))?;
+        let found = image.read_extents(&extents, whole)?;
+        if let Some(difference) = first_difference(&found, &expected[..whole as usize]) {
+            bail!("the copy: {difference}");
+        }
+    }
+    Ok(())
+}
+
+/// `check` tells direct from refused, in status and text.
+fn check(context: &mut Context<'_>) -> Result<()> {
+    let dir = filesystem::mounted(FileSystem::Ext4, context)?;
+    let path = format!("{dir}/cli-check");
+    context.session.make(&FilePlan::dense(&path, 72, MIB))?;
+    let direct = exec(context, &["vramio", "check", &path])?;
+    ensure!(
+        direct.exit == Exit::Code(0) && direct.stdout.contains("direct-switch"),
+        "{direct:?}"
+    );
+    context
+        .session
+        .make(&FilePlan::dense("/tmp/cli", 72, MIB))?;
+    let refused = exec(context, &["vramio", "check", "/tmp/cli"])?;
+    ensure!(
+        refused.exit == Exit::Code(1) && refused.stdout.contains("reason: file-system"),
+        "{refused:?}"
+    );
+    let missing = exec(context, &["vramio", "check", "/nowhere"])?;
+    ensure!(missing.exit == Exit::Code(2), "{missing:?}");
+    Ok(())
+}
+
+/// A copy that cannot go direct changes nothing, and says why and what helps.
+fn refusals(context: &mut Context<'_>) -> Result<()> {
+    context
+        .session
+        .make(&FilePlan::dense("/tmp/cli", 73, MIB))?;
+    let refused = exec(context, &["vramio", "cp", "/tmp/cli", "gpu:0"])?;
+    ensure!(
+        refused.exit == Exit::Code(1)
+            && refused.stderr.contains("file-system")
+            && refused.stderr.contains("ext4"),
+        "{refused:?}"
+    );
+    let no_gpu = exec(context, &["vramio", "cp", "/tmp/cli", "gpu:7"])?;
+    ensure!(no_gpu.exit == Exit::Code(1), "{no_gpu:?}");
+    let usage = exec(context, &["vramio", "cp", "/tmp/cli", "/tmp/other"])?;
+    ensure!(usage.exit == Exit::Code(2), "{usage:?}");
+    Ok(())
+}
+
+/// Without the module the tool says so.
+fn no_module(context: &mut Context<'_>) -> Result<()> {
+    let dir = filesystem::mounted(FileSystem::Ext4, context)?;
+    let path = format!("{dir}/cli-check");
+    context.session.make(&FilePlan::dense(&path, 74, MIB))?;
+    context.session.rmmod("vramio")?;
+    let check = exec(context, &["vramio", "check", &path])?;
+    let copy = exec(context, &["vramio", "cp", &path, "gpu:0"])?;
+    context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
+    ensure!(
+        check.exit == Exit::Code(1) && check.stdout.contains("no-module"),
+        "{check:?}"
+    );
+    ensure!(
+        copy.exit == Exit::Code(1) && copy.stderr.contains("no-module"),
+        "{copy:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! The frame: runs cases in machines, and reports.
+
+use crate::cases;
+use crate::context::Context;
+use crate::fleet::{Fleet, Kind};
+use anyhow::{anyhow, Context as _, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use vramio_qemu::guest::GuestError;
+use vramio_qemu::junit::{Outcome, Report};
+use vramio_qemu::vm::Parts;
+use vramio_qemu::{modules, prepare, programs};
+
+/// What to run.
+pub struct Options {
+    /// Kernel series.
+    pub series: Option<String>,
+    /// The smoke tests alone.
+    pub smoke: bool,
+    /// Without our modules.
+    pub stock: bool,
+}
+
+/// What a case does in a machine.
+type Run = Box<dyn Fn(&mut Context<'_>) -> Result<()> + Send>;
+
+/// What a case does.
+pub enum Body {
+    /// In a machine of this kind.
+    In(Kind, Run),
+    /// With machines of its own.
+    Alone(fn(&mut Fleet) -> Result<()>),
+}
+
+/// One case.
+pub struct Case {
+    /// `group/name`.
+    pub name: String,
+    /// What it does.
+    pub body: Body,
+    /// Whether it belongs to the smoke tests.
+    pub smoke: bool,
+    /// Whether it can run without our modules.
+    pub stock: bool,
+}
+
+impl Case {
+    /// A case in a machine, with our modules.
+    pub fn new(
+        name: impl Into<String>,
+        kind: Kind,
+        run: impl Fn(&mut Context<'_>) -> Result<()> + Send + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            body: Body::In(kind, Box::new(run)),
+            smoke: false,
+            stock: false,
+        }
+    }
+
+    /// The same as a smoke test.
+    #[must_use]
+    pub fn smoke(self) -> Self {
+        Self {
+            smoke: true,
+            ..self
+        }
+    }
+
+    /// The same for a kernel without our modules, too.
+    #[must_use]
+    pub fn stock(self) -> Self {
+        Self {
+            stock: true,
+            ..self
+        }
+    }
+
+    /// Cases of one machine come together.
+    fn rank(&self) -> Option<Kind> {
+        match self.body {
+            Body::In(kind, _) => Some(kind),
+            Body::Alone(_) => None,
+        }
+    }
+}
+
+struct State {
+    /// `None` while tests are only listed.
+    fleet: Option<Fleet>,
+    report: Report,
+}
+
+/// Runs the lane.
+pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
+    // Machines are shared, and there is one at a time.
+    arguments.test_threads = Some(1);
+    let state = Arc::new(Mutex::new(State {
+        fleet: None,
+        report: Report::new(),
+    }));
+    let mut cases = cases::all();
+    cases.retain(|case| case.smoke || !options.smoke);
+    cases.sort_by_key(Case::rank);
+    let trials: Vec<Trial> = cases
+        .into_iter()
+        .map(|case| {
+            let ignored = options.stock && !case.stock;
+            let name = case.name.clone();
+            let state = Arc::clone(&state);
+            Trial::test(name, move || execute(&case, &state)).with_ignored_flag(ignored)
+        })
+        .collect();
+    let mut series = String::new();
+    if !arguments.list {
+        let parts = parts(options)?;
+        series.clone_from(&parts.kernel().series);
+        lock(&state).fleet = Some(Fleet::new(parts));
+    }
+    let list = arguments.list;
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if list {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let state = lock(&state);
+    if let Some(fleet) = &state.fleet {
+        for retry in fleet.retries() {
+            println!("boot retried: {retry}");
+        }
+    }
+    let smoke = if options.smoke { "-smoke" } else { "" };
+    let lane = format!("guest-{series}{smoke}");
+    let path = state.report.write(&prepare::checkout()?, &lane)?;
+    println!("report: {}", path.display());
+    // A filter that matches nothing must not look like success.
+    if state.report.total() == 0 {
+        eprintln!("error: no test ran");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(conclusion.exit_code())
+}
+
+fn lock(state: &Mutex<State>) -> std::sync::MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn parts(options: &Options) -> Result<Parts> {
+    let prepared = prepare::prepare(options.series.as_deref(), false)?;
+    let built = if options.stock {
+        None
+    } else {
+        Some(modules::build(&prepared, false)?)
+    };
+    Parts::new(
+        prepared,
+        &programs::build(&prepare::checkout()?)?,
+        built.as_ref(),
+    )
+}
+
+fn execute(case: &Case, state: &Mutex<State>) -> Result<(), Failed> {
+    let mut state = lock(state);
+    let start = Instant::now();
+    let result = match &mut state.fleet {
+        Some(fleet) => attempt(case, fleet),
+        None => Err(anyhow!("no machines")),
+    };
+    let text = result.as_ref().err().map(|error| format!("{error:#}"));
+    let outcome = text.clone().map_or(Outcome::Passed, Outcome::Failed);
+    let (suite, name) = case.name.rsplit_once('/').unwrap_or(("vm", &case.name));
+    state.report.record(suite, name, start.elapsed(), outcome);
+    text.map_or(Ok(()), |text| Err(Failed::from(text)))
+}
+
+/// Runs one case. A machine that showed a fault, or that does not answer, is not
+/// used again.
+fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
+    let (kind, run) = match &case.body {
+        Body::Alone(run) => return run(fleet),
+        Body::In(kind, run) => (*kind, run),
+    };
+    let vm = fleet.vm(kind)?;
+    let session = vm.guest.spawn().context("start a session")?;
+    let mut context = Context {
+        vm,
+        kind,
+        session: session.clone(),
+    };
+    let result = run(&mut context);
+    // A case may have ended its session itself.
+    let ended = session.end().map(drop).or_else(|error| match error {
+        GuestError::Failed(_) => Ok(()),
+        error => Err(anyhow!(error).context("end the session")),
+    });
+    let checked = fleet.vm(kind)?.check();
+    if ended.is_err() || checked.is_err() {
+        fleet.discard();
+    }
+    // The kernel's fault explains the case's failure.
+    match (result, checked) {
+        (Ok(()), Ok(())) => ended,
+        (Ok(()), Err(fault)) => Err(fault),
+        (Err(error), Ok(())) => Err(error),
+        (Err(error), Err(fault)) => Err(anyhow!("{error:#}\n{fault:#}")),
+    }
+}
