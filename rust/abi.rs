@@ -104,6 +104,7 @@ macro_rules! argument {
 
 argument!(VramioInfo, 56, 0);
 argument!(VramioRegister, 48, 0, reserved);
+argument!(VramioRegisterDmabuf, 88, 0);
 argument!(VramioUnregister, 16, 0);
 argument!(VramioIo, 88, 0, reserved);
 argument!(VramioProbe, 80, VRAMIO_PROBE_WRITE, reserved);

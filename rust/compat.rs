@@ -5,7 +5,7 @@
 use kernel::bindings;
 
 /// `THIS_MODULE`.
-pub(crate) fn this_module() -> *mut bindings::module {
+pub(crate) const fn this_module() -> *mut bindings::module {
     #[cfg(kernel_7_3)]
     return kernel::module::this_module::<crate::LocalModule>().as_ptr();
     #[cfg(not(kernel_7_3))]
@@ -20,3 +20,25 @@ pub(crate) type IdInfo<'a> = Option<&'a ()>;
 #[cfg(not(kernel_7_3))]
 #[allow(dead_code)] // The second module's.
 pub(crate) type IdInfo<'a> = &'a ();
+
+/// The value of a module parameter, from what its `value()` gives.
+#[cfg(kernel_7_3)]
+#[allow(dead_code)] // The second module's.
+pub(crate) fn parameter<T: Copy>(value: T) -> T {
+    value
+}
+/// The value of a module parameter, from what its `value()` gives.
+#[cfg(not(kernel_7_3))]
+#[allow(dead_code)] // The second module's.
+pub(crate) fn parameter<T: Copy>(value: &T) -> T {
+    *value
+}
+
+/// A DMA in both directions.
+#[cfg(kernel_7_3)]
+pub(crate) const DMA_BIDIRECTIONAL: bindings::dma_data_direction =
+    bindings::dma_data_direction::DMA_BIDIRECTIONAL;
+/// A DMA in both directions.
+#[cfg(not(kernel_7_3))]
+pub(crate) const DMA_BIDIRECTIONAL: bindings::dma_data_direction =
+    bindings::dma_data_direction_DMA_BIDIRECTIONAL;

@@ -8,11 +8,14 @@
 use crate::{
     abi::{
         self, Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
-        VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_BATCH, VRAMIO_FEATURE_URING,
-        VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE,
+        VramioRegisterDmabuf, VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_BATCH,
+        VRAMIO_FEATURE_DMABUF, VRAMIO_FEATURE_URING, VRAMIO_FEATURE_USER_MAPPING,
+        VRAMIO_PROBE_WRITE,
     },
     buffer::{self, Buffer},
+    dmabuf::Import,
     job::{self, Job},
+    mapping,
     pure::{
         range::{self, BadRange},
         split,
@@ -40,9 +43,9 @@ const MAX_REGISTRATIONS: u32 = 4096;
 /// One open file.
 #[pin_data]
 pub(crate) struct Ctx {
-    /// The memory of the process image that opened the file. Registering reads the
-    /// caller's page tables, so only that image may; requests may come from any
-    /// holder of the descriptor.
+    /// The memory of the process image that opened the file. Registering mapped memory
+    /// reads the caller's page tables, so only that image may. A dma-buf is its own proof:
+    /// registering one, like requests, is open to any holder of the descriptor.
     mm: Option<ARef<Mm>>,
     #[pin]
     table: Mutex<Table>,
@@ -55,6 +58,14 @@ struct Table {
     buffers: RBTree<u32, Arc<Buffer>>,
     count: u32,
     last_id: u32,
+}
+
+/// What the caller of a registration learns.
+struct Registered {
+    id: u32,
+    runs: u32,
+    domain: u32,
+    devid: u32,
 }
 
 impl Ctx {
@@ -81,7 +92,10 @@ impl Ctx {
     pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
         out.abi_version = VRAMIO_ABI_VERSION;
         out.max_registrations = MAX_REGISTRATIONS;
-        out.features = VRAMIO_FEATURE_USER_MAPPING | VRAMIO_FEATURE_BATCH | VRAMIO_FEATURE_URING;
+        out.features = VRAMIO_FEATURE_USER_MAPPING
+            | VRAMIO_FEATURE_BATCH
+            | VRAMIO_FEATURE_URING
+            | VRAMIO_FEATURE_DMABUF;
         out.max_registration_bytes = buffer::MAX_BYTES;
         out.part_bytes = split::PART_BYTES;
         out.sparse_part_bytes = split::SPARSE_PART_BYTES;
@@ -90,7 +104,7 @@ impl Ctx {
     }
 
     pub(crate) fn register(&self, arg: &mut VramioRegister) -> Result<(), Refusal> {
-        let mm = self.mm.as_deref().filter(|mm| buffer::is_current(mm));
+        let mm = self.mm.as_deref().filter(|mm| mapping::is_current(mm));
         let Some(mm) = mm else {
             return Err(Refusal::new(EPERM, Reason::ForeignProcess));
         };
@@ -100,30 +114,77 @@ impl Ctx {
             Err(BadRange::Empty) => return Err(Refusal::new(EINVAL, Reason::EmptyRange)),
             Err(_) => return Err(Refusal::new(EINVAL, Reason::Overflow)),
         }
-        if arg.len > buffer::MAX_BYTES {
+        self.check_limits(arg.len)?;
+        let buffer = Buffer::register(arg.len, |buffer, content| {
+            mapping::build(buffer, mm, arg.addr, arg.len, content)
+        })?;
+        let known = self.publish(buffer)?;
+        arg.id = known.id;
+        arg.runs = known.runs;
+        arg.provider_domain = known.domain;
+        arg.provider_devid = known.devid;
+        Ok(())
+    }
+
+    pub(crate) fn register_dmabuf(&self, arg: &mut VramioRegisterDmabuf) -> Result<(), Refusal> {
+        *arg = VramioRegisterDmabuf {
+            size: arg.size,
+            flags: arg.flags,
+            fd: arg.fd,
+            domain: arg.domain,
+            devid: arg.devid,
+            offset: arg.offset,
+            len: arg.len,
+            bar_free: u64::MAX,
+            ..VramioRegisterDmabuf::default()
+        };
+        let import = Import::open(arg.fd, arg.domain, arg.devid)?;
+        arg.bar_requested = import.size();
+        arg.bar_total = import.bar_size();
+        let range = import.range(arg.offset, arg.len)?;
+        // All of the buffer is looked at, whatever part is wanted.
+        self.check_limits(import.size())?;
+        let bytes = range.end - range.start;
+        let buffer = Buffer::register(bytes, |buffer, content| {
+            import.build(buffer, range, content)
+        })?;
+        let known = self.publish(buffer)?;
+        arg.bytes = bytes;
+        arg.id = known.id;
+        arg.runs = known.runs;
+        arg.provider_domain = known.domain;
+        arg.provider_devid = known.devid;
+        Ok(())
+    }
+
+    /// Checks limits before the work of registering; `insert()` decides.
+    fn check_limits(&self, len: u64) -> Result<(), Refusal> {
+        if len > buffer::MAX_BYTES {
             return Err(Refusal::new(ENOSPC, Reason::RegistrationSize));
         }
-        // Before the work of pinning; `insert()` decides.
         if self.table.lock().count >= MAX_REGISTRATIONS {
             return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
         }
-        let buffer = Buffer::register(mm, arg.addr, arg.len)?;
-        let filled = buffer.enter().map(|inside| {
+        Ok(())
+    }
+
+    /// Gives a registration an id; ends it when that fails.
+    fn publish(&self, buffer: Arc<Buffer>) -> Result<Registered, Refusal> {
+        let known = buffer.enter().map(|inside| Registered {
+            id: 0,
             // Far fewer than 2^32: the limit is 2^28 pages.
-            arg.runs = inside.runs() as u32;
-            arg.provider_domain = inside.provider().pdev().domain();
-            arg.provider_devid = inside.provider().pdev().devid();
+            runs: inside.runs() as u32,
+            domain: inside.provider().pdev().domain(),
+            devid: inside.provider().pdev().devid(),
         });
-        match filled.and_then(|()| self.insert(buffer.clone())) {
-            Ok(id) => {
-                arg.id = id;
-                Ok(())
-            }
-            Err(refusal) => {
-                end(&buffer);
-                Err(refusal)
-            }
+        let published = known.and_then(|known| {
+            let id = self.insert(buffer.clone())?;
+            Ok(Registered { id, ..known })
+        });
+        if published.is_err() {
+            end(&buffer);
         }
+        published
     }
 
     fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {

@@ -2,7 +2,13 @@
 
 //! `/dev/vramio`: file operations.
 
-use crate::{abi, batch, ctx::Ctx, target::Direction};
+use crate::{
+    abi, batch,
+    ctx::Ctx,
+    node::{Operations, UringCmd},
+    target::Direction,
+    uring,
+};
 use kernel::{
     fs::File,
     miscdevice::{MiscDevice, MiscDeviceRegistration},
@@ -10,6 +16,10 @@ use kernel::{
     seq_file::SeqFile,
     sync::{Arc, ArcBorrow},
 };
+
+impl Operations for Ctx {
+    const URING_CMD: Option<UringCmd> = Some(uring::uring_cmd);
+}
 
 #[vtable]
 impl MiscDevice for Ctx {
@@ -30,18 +40,15 @@ impl MiscDevice for Ctx {
         };
         match cmd {
             abi::VRAMIO_IOC_INFO => abi::call(arg, |a| me.info(a)),
-            abi::VRAMIO_IOC_REGISTER => {
-                let mut id = None;
-                let result = abi::call(arg, |a: &mut abi::VramioRegister| {
-                    me.register(a).map_err(refused)?;
-                    id = Some(a.id);
-                    Ok(())
-                });
-                // The caller never learnt the id: nothing may be left behind.
-                if let (Err(_), Some(id)) = (&result, id) {
-                    me.undo_register(id);
-                }
-                result
+            abi::VRAMIO_IOC_REGISTER => registering(&me, arg, |a: &mut abi::VramioRegister| {
+                me.register(a).map_err(refused)?;
+                Ok(a.id)
+            }),
+            abi::VRAMIO_IOC_REGISTER_DMABUF => {
+                registering(&me, arg, |a: &mut abi::VramioRegisterDmabuf| {
+                    me.register_dmabuf(a).map_err(refused)?;
+                    Ok(a.id)
+                })
             }
             abi::VRAMIO_IOC_UNREGISTER => abi::call(arg, |a: &mut abi::VramioUnregister| {
                 me.unregister(a).map_err(refused)
@@ -61,4 +68,22 @@ impl MiscDevice for Ctx {
     fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
         me.show(m);
     }
+}
+
+/// Runs a call that makes the registration whose id `body` returns.
+fn registering<T: abi::Argument>(
+    ctx: &Ctx,
+    arg: usize,
+    body: impl FnOnce(&mut T) -> Result<u32, abi::Refusal>,
+) -> Result<isize> {
+    let mut made = None;
+    let result = abi::call(arg, |a| {
+        made = Some(body(a)?);
+        Ok(())
+    });
+    // The caller never learnt the id: nothing may be left behind.
+    if let (Err(_), Some(id)) = (&result, made) {
+        ctx.undo_register(id);
+    }
+    result
 }

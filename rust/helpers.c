@@ -12,6 +12,7 @@
 #include <linux/io_uring/cmd.h>
 #include <linux/iommu.h>
 #include <linux/ioprio.h>
+#include <linux/memory_hotplug.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
@@ -48,6 +49,37 @@ struct page *vramio_pfn_to_page(unsigned long pfn)
 phys_addr_t vramio_pfn_phys(unsigned long pfn)
 {
 	return PFN_PHYS(pfn);
+}
+
+/* Whether the frame is one of host memory. */
+bool vramio_pfn_is_ram(unsigned long pfn)
+{
+	return pfn_to_online_page(pfn) != NULL;
+}
+
+bool vramio_pgmap_is_p2pdma(const struct dev_pagemap *pgmap)
+{
+	return pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
+}
+
+/* Whether `count` page frames from `pfn` on lie in one of the pgmap's ranges. */
+bool vramio_pgmap_holds(const struct dev_pagemap *pgmap, u64 pfn, u64 count)
+{
+	int i;
+
+	for (i = 0; i < pgmap->nr_range; i++) {
+		u64 first = PHYS_PFN(pgmap->ranges[i].start);
+		u64 end = PHYS_PFN(pgmap->ranges[i].end + 1);
+
+		if (pfn >= first && pfn < end && count <= end - pfn)
+			return true;
+	}
+	return false;
+}
+
+void vramio_put_pgmap(struct dev_pagemap *pgmap)
+{
+	put_dev_pagemap(pgmap);
 }
 
 /* --- the current task --- */
@@ -272,6 +304,27 @@ bool vramio_pci_owns(struct pci_dev *pdev, phys_addr_t addr)
 			return true;
 	}
 	return false;
+}
+
+/* A BAR that is in use, and memory. */
+bool vramio_pci_bar(struct pci_dev *pdev, int bar, u64 *phys, u64 *bus, u64 *len)
+{
+	struct resource *res = &pdev->resource[bar];
+
+	if (resource_type(res) != IORESOURCE_MEM || !res->parent || !resource_size(res))
+		return false;
+	*phys = res->start;
+	*bus = pci_bus_address(pdev, bar);
+	*len = resource_size(res);
+	return true;
+}
+
+/* The physical address of a DMA address of the device. */
+phys_addr_t vramio_pci_iova_to_phys(struct pci_dev *pdev, dma_addr_t addr)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
+
+	return domain ? iommu_iova_to_phys(domain, addr) : addr;
 }
 
 /*

@@ -4,7 +4,7 @@
 //! through the VFS to the file's own read or write path.
 
 use crate::{
-    pins::Slice,
+    pages::Slice,
     provider::Provider,
     sys,
     target::{Direction, Target},

@@ -5,7 +5,7 @@
 //! `kernel::pci::Device` is made for drivers of the device; vramio only looks at
 //! other drivers' devices.
 
-use crate::{abi::Path, sys};
+use crate::{abi::Path, pure::bars::Bar, sys};
 use core::ptr::NonNull;
 use kernel::bindings;
 
@@ -41,6 +41,41 @@ impl PciRef {
                 return Some(Self(found));
             }
         }
+    }
+
+    /// Finds the function with an address; `devid` is bus << 8 | device << 3 | function.
+    pub(crate) fn find(domain: u32, devid: u32) -> Option<Self> {
+        let domain = i32::try_from(domain).ok()?;
+        let [function, bus, 0, 0] = devid.to_le_bytes() else {
+            return None;
+        };
+        // SAFETY: Any address may be asked for; the result is null or has a reference.
+        NonNull::new(unsafe {
+            bindings::pci_get_domain_bus_and_slot(domain, bus.into(), function.into())
+        })
+        .map(Self)
+    }
+
+    /// The memory BARs; what is none has a length of 0.
+    pub(crate) fn bars(&self) -> [Bar; bindings::PCI_STD_NUM_BARS as usize] {
+        core::array::from_fn(|i| {
+            let (mut phys, mut bus, mut len) = (0, 0, 0);
+            // SAFETY: The device is live, and the number is one of a standard BAR.
+            let used = unsafe {
+                sys::vramio_pci_bar(self.as_ptr(), i as i32, &mut phys, &mut bus, &mut len)
+            };
+            match used {
+                true => Bar { phys, bus, len },
+                false => Bar::default(),
+            }
+        })
+    }
+
+    /// The physical address of one of the device's DMA addresses, as its IOMMU has it;
+    /// the same where none translates.
+    pub(crate) fn iova_to_phys(&self, addr: u64) -> u64 {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_iova_to_phys(self.as_ptr(), addr) }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut bindings::pci_dev {

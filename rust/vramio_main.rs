@@ -10,11 +10,15 @@ mod buffer;
 mod compat;
 mod ctx;
 mod dev;
+mod dmabuf;
 mod event;
 mod io;
 mod job;
+mod mapping;
 mod node;
+mod pages;
 mod pci;
+mod pgmap;
 mod pins;
 mod provider;
 #[allow(dead_code, unreachable_pub)]
@@ -25,6 +29,7 @@ mod slot;
 mod stats;
 mod sys;
 mod target;
+mod unbind;
 mod uring;
 
 module! {
@@ -33,6 +38,7 @@ module! {
     authors: ["the vramio authors"],
     description: "File data between NVMe drives and GPU memory by one DMA",
     license: "GPL",
+    imports_ns: ["DMA_BUF"],
 }
 
 /// Fields are dropped in the order of their declaration: no new open file first,
@@ -42,18 +48,21 @@ struct Vramio {
     #[pin]
     node: node::Node<ctx::Ctx>,
     #[pin]
-    bus: provider::BusWatch,
+    bus: unbind::BusWatch,
     reclaim: reclaim::Reclaim,
 }
 
 impl kernel::InPlaceModule for Vramio {
     fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
         // SAFETY: Once, before the device exists.
-        unsafe { provider::init() };
+        unsafe {
+            provider::init();
+            unbind::init();
+        }
         try_pin_init!(Self {
             reclaim: reclaim::Reclaim::new()?,
-            bus <- provider::BusWatch::new(),
-            node <- node::Node::new(c"vramio", 0o660, Some(uring::uring_cmd)),
+            bus <- unbind::BusWatch::new(),
+            node <- node::Node::new(c"vramio", 0o660),
         })
     }
 }

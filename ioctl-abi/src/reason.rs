@@ -108,6 +108,32 @@ pub enum Reason {
     Revoked = 46,
     /// A batch with more entries than one may have.
     BatchLimit = 47,
+    /// The descriptor is not a dma-buf.
+    DmabufBadFd = 60,
+    /// The exporter lets no peer reach the buffer.
+    DmabufNoPeer2peer = 61,
+    /// The dma-buf is in host memory.
+    DmabufInRam = 62,
+    /// Only a part of the dma-buf is in the BAR.
+    DmabufMixed = 63,
+    /// The dma-buf is in no BAR of a PCI function.
+    DmabufOutsideBar = 64,
+    /// The dma-buf is on another PCI function than the one named.
+    WrongDevice = 65,
+    /// No PCI function with a driver has this address.
+    NoDevice = 66,
+    /// The GPU's driver has made no P2PDMA pages for the memory.
+    NoPgmap = 67,
+    /// The exporter cannot show the whole buffer in its BAR.
+    BarFull = 68,
+    /// The exporter's mapping is not made of whole pages.
+    DmabufUnaligned = 69,
+    /// The exporter's mapping is shorter than the buffer.
+    DmabufShort = 70,
+    /// The exporter refused to attach, pin or map the buffer.
+    DmabufRefused = 71,
+    /// The exporter took the memory away.
+    DmabufMoved = 72,
     /// `/dev/vramio` does not exist: the module is not loaded.
     NoModule = 256,
     /// The module's ABI is older than this program needs.
@@ -120,7 +146,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 52] = [
+    pub const ALL: [Reason; 65] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -169,6 +195,19 @@ impl Reason {
         Reason::Swiotlb,
         Reason::Revoked,
         Reason::BatchLimit,
+        Reason::DmabufBadFd,
+        Reason::DmabufNoPeer2peer,
+        Reason::DmabufInRam,
+        Reason::DmabufMixed,
+        Reason::DmabufOutsideBar,
+        Reason::WrongDevice,
+        Reason::NoDevice,
+        Reason::NoPgmap,
+        Reason::BarFull,
+        Reason::DmabufUnaligned,
+        Reason::DmabufShort,
+        Reason::DmabufRefused,
+        Reason::DmabufMoved,
         Reason::NoModule,
         Reason::ModuleAbi,
         Reason::NoPermission,
@@ -436,6 +475,71 @@ impl Reason {
                 "batch-limit",
                 "the batch has more entries than one may have",
                 "split the batch",
+            ),
+            Reason::DmabufBadFd => (
+                "dmabuf-bad-fd",
+                "the descriptor is not a dma-buf",
+                "pass a descriptor that the GPU's driver exported",
+            ),
+            Reason::DmabufNoPeer2peer => (
+                "dmabuf-no-peer2peer",
+                "the exporter of the dma-buf lets no peer reach it, and would put it into host memory",
+                "allocate memory that the GPU's driver can share peer-to-peer, and enable it there (large BAR, P2P)",
+            ),
+            Reason::DmabufInRam => (
+                "dmabuf-in-ram",
+                "the dma-buf is in host memory",
+                "export GPU memory; end attachments without peer-to-peer, which move it to host memory",
+            ),
+            Reason::DmabufMixed => (
+                "dmabuf-mixed",
+                "only a part of the dma-buf is in the BAR of the GPU",
+                "export memory that is all on one GPU",
+            ),
+            Reason::DmabufOutsideBar => (
+                "dmabuf-outside-bar",
+                "the dma-buf has addresses in no BAR of a PCI function",
+                "export memory that the BAR shows (resizable BAR as large as the memory)",
+            ),
+            Reason::WrongDevice => (
+                "wrong-device",
+                "the dma-buf is in a BAR of another PCI function than the one named",
+                "name the GPU that exports it",
+            ),
+            Reason::NoDevice => (
+                "no-device",
+                "no PCI function with a bound driver has this address",
+                "name the GPU that exports the dma-buf, and load its driver",
+            ),
+            Reason::NoPgmap => (
+                "no-pgmap",
+                "the GPU's driver has made no P2PDMA pages for this part of its BAR",
+                "have the driver make them; NVIDIA's open driver does with the module option NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1\"",
+            ),
+            Reason::BarFull => (
+                "bar-full",
+                "the GPU's driver has no room to show the whole dma-buf in its BAR",
+                "use a smaller buffer, free others, or enable a resizable BAR as large as the memory",
+            ),
+            Reason::DmabufUnaligned => (
+                "dmabuf-unaligned",
+                "the exporter maps the dma-buf to addresses that are not whole pages",
+                "export memory in whole pages",
+            ),
+            Reason::DmabufShort => (
+                "dmabuf-short",
+                "the exporter maps less than the whole dma-buf",
+                "update the GPU's driver",
+            ),
+            Reason::DmabufRefused => (
+                "dmabuf-refused",
+                "the exporter refused to attach, pin or map the dma-buf, or did not finish moving it",
+                "see errno and the log of the GPU's driver",
+            ),
+            Reason::DmabufMoved => (
+                "dmabuf-moved",
+                "the exporter has moved the memory of the dma-buf, or taken it away",
+                "register the dma-buf again",
             ),
             Reason::NoModule => (
                 "no-module",

@@ -29,6 +29,8 @@ pub const VRAMIO_IOC_PROBE: u32 = 0xBE03;
 pub const VRAMIO_IOC_READ: u32 = 0xBE04;
 /// `_IO(0xBE, 5)`, takes a [`VramioIo`]: GPU memory to file.
 pub const VRAMIO_IOC_WRITE: u32 = 0xBE05;
+/// `_IO(0xBE, 6)`, takes a [`VramioRegisterDmabuf`].
+pub const VRAMIO_IOC_REGISTER_DMABUF: u32 = 0xBE06;
 
 /// `_IO(0xBE, 8)`, takes a [`VramioBatch`].
 pub const VRAMIO_IOC_BATCH: u32 = 0xBE08;
@@ -48,6 +50,8 @@ pub const VRAMIO_FEATURE_URING: u64 = 1 << 2;
 pub const VRAMIO_IO_WRITE: u32 = 1 << 0;
 /// Most entries of one [`VramioBatch`].
 pub const VRAMIO_BATCH_MAX: u32 = 65536;
+/// [`VramioInfo::features`]: registers dma-bufs.
+pub const VRAMIO_FEATURE_DMABUF: u64 = 1 << 3;
 
 /// [`VramioProbe::flags`]: ask for a write; without it the probe asks for a read.
 pub const VRAMIO_PROBE_WRITE: u32 = 1 << 0;
@@ -90,7 +94,7 @@ pub struct VramioInfo {
 ///
 /// Any holder of the open file may read, write, probe and unregister: a child, or a
 /// process that the descriptor was passed to. Only the process image that opened
-/// the device may register.
+/// the device may register mapped memory.
 ///
 /// Errors: `EINVAL` (unaligned, empty or wrapping range, flags), `EFAULT` (part
 /// of the range is not mapped or not writable), `EOPNOTSUPP` (memory that is not
@@ -121,6 +125,69 @@ pub struct VramioRegister {
     pub reason: u32,
     /// Must be 0.
     pub reserved: u32,
+}
+
+/// Registers a dma-buf, or a part of it, that a GPU's driver exports: memory in a BAR
+/// of that GPU, for which the driver has made P2PDMA pages. The buffer is attached to,
+/// and pinned where the exporter can, until the registration ends: by
+/// [`VRAMIO_IOC_UNREGISTER`], when the open file goes, when the exporter takes the
+/// memory away, or when its driver is unbound. Whoever ends it waits for requests
+/// under way, as for [`VramioRegister`]. After that, requests fail with `ESTALE`, or
+/// with `ENODEV` where the driver went.
+///
+/// The descriptor may be closed afterwards. Any holder of the open file may register a
+/// dma-buf: the descriptor is the proof of its right to the memory.
+///
+/// An exporter that neither pins nor takes away (NVIDIA's) keeps freed memory for the
+/// dma-buf: the registration goes on with it, though the same GPU address may be other
+/// memory by then.
+///
+/// A buffer is taken only when all of it is in BARs of the named function, whatever
+/// part is registered. One that is in host memory, even partly, is refused.
+///
+/// Errors: `EBADF`, `EINVAL` (not a dma-buf; unaligned or empty range; a mapping that
+/// is not whole pages, or is too short), `ENODEV` (no such function, or no driver is
+/// bound to it), `ERANGE`, `EOVERFLOW` (the part is not in the buffer), `EOPNOTSUPP`
+/// (not peer-to-peer, not in a BAR, not of this function, no P2PDMA pages),
+/// `ENOSPC` (a limit of [`VramioInfo`]), `ENOMEM`, `ETIMEDOUT`, and what the exporter
+/// fails with. The members about the BAR are filled in then, too.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioRegisterDmabuf {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Descriptor of the dma-buf.
+    pub fd: i32,
+    /// PCI domain of the function whose driver exports it.
+    pub domain: u32,
+    /// bus << 8 | device << 3 | function of it.
+    pub devid: u32,
+    /// *Out*: the registration, as in [`VramioRegister::id`].
+    pub id: u32,
+    /// Where in the dma-buf the part begins, bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes of the part, a multiple of the page size; 0: up to the buffer's end.
+    pub len: u64,
+    /// *Out*: bytes that are registered.
+    pub bytes: u64,
+    /// *Out*: bytes that the exporter must show in its BAR: the whole dma-buf. 0 when
+    /// the call did not get that far.
+    pub bar_requested: u64,
+    /// *Out*: bytes of the BAR that are free; all ones: not known.
+    pub bar_free: u64,
+    /// *Out*: bytes of the function's largest memory BAR. 0 when the call did not get
+    /// that far.
+    pub bar_total: u64,
+    /// *Out*: contiguous runs that the part consists of.
+    pub runs: u32,
+    /// *Out*: PCI domain of the provider.
+    pub provider_domain: u32,
+    /// *Out*: bus << 8 | device << 3 | function of the provider.
+    pub provider_devid: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
 }
 
 /// Ends a registration, and waits until its pages are released. A request that is

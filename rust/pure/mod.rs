@@ -5,6 +5,7 @@
 
 pub mod account;
 pub mod align;
+pub mod bars;
 pub mod gate;
 pub mod range;
 pub mod runs;

@@ -44,6 +44,9 @@
 /* _IO(0xBE, 5), takes a struct vramio_io: GPU memory to file. */
 #define VRAMIO_IOC_WRITE _IO(VRAMIO_IOC_TYPE, 5)
 
+/* _IO(0xBE, 6), takes a struct vramio_register_dmabuf. */
+#define VRAMIO_IOC_REGISTER_DMABUF _IO(VRAMIO_IOC_TYPE, 6)
+
 /* _IO(0xBE, 8), takes a struct vramio_batch. */
 #define VRAMIO_IOC_BATCH _IO(VRAMIO_IOC_TYPE, 8)
 
@@ -67,6 +70,9 @@
 
 /* Most entries of one struct vramio_batch. */
 #define VRAMIO_BATCH_MAX 65536
+
+/* vramio_info.features: registers dma-bufs. */
+#define VRAMIO_FEATURE_DMABUF (1ULL << 3)
 
 /* vramio_probe.flags: ask for a write; without it the probe asks for a read. */
 #define VRAMIO_PROBE_WRITE (1U << 0)
@@ -223,6 +229,32 @@ enum vramio_reason {
 	VRAMIO_REASON_REVOKED = 46,
 	/* A batch with more entries than one may have. */
 	VRAMIO_REASON_BATCH_LIMIT = 47,
+	/* The descriptor is not a dma-buf. */
+	VRAMIO_REASON_DMABUF_BAD_FD = 60,
+	/* The exporter lets no peer reach the buffer. */
+	VRAMIO_REASON_DMABUF_NO_PEER2PEER = 61,
+	/* The dma-buf is in host memory. */
+	VRAMIO_REASON_DMABUF_IN_RAM = 62,
+	/* Only a part of the dma-buf is in the BAR. */
+	VRAMIO_REASON_DMABUF_MIXED = 63,
+	/* The dma-buf is in no BAR of a PCI function. */
+	VRAMIO_REASON_DMABUF_OUTSIDE_BAR = 64,
+	/* The dma-buf is on another PCI function than the one named. */
+	VRAMIO_REASON_WRONG_DEVICE = 65,
+	/* No PCI function with a driver has this address. */
+	VRAMIO_REASON_NO_DEVICE = 66,
+	/* The GPU's driver has made no P2PDMA pages for the memory. */
+	VRAMIO_REASON_NO_PGMAP = 67,
+	/* The exporter cannot show the whole buffer in its BAR. */
+	VRAMIO_REASON_BAR_FULL = 68,
+	/* The exporter's mapping is not made of whole pages. */
+	VRAMIO_REASON_DMABUF_UNALIGNED = 69,
+	/* The exporter's mapping is shorter than the buffer. */
+	VRAMIO_REASON_DMABUF_SHORT = 70,
+	/* The exporter refused to attach, pin or map the buffer. */
+	VRAMIO_REASON_DMABUF_REFUSED = 71,
+	/* The exporter took the memory away. */
+	VRAMIO_REASON_DMABUF_MOVED = 72,
 	/* /dev/vramio does not exist: the module is not loaded. */
 	VRAMIO_REASON_NO_MODULE = 256,
 	/* The module's ABI is older than this program needs. */
@@ -274,7 +306,7 @@ struct vramio_info {
  *
  * Any holder of the open file may read, write, probe and unregister: a child, or a
  * process that the descriptor was passed to. Only the process image that opened
- * the device may register.
+ * the device may register mapped memory.
  *
  * Errors: EINVAL (unaligned, empty or wrapping range, flags), EFAULT (part
  * of the range is not mapped or not writable), EOPNOTSUPP (memory that is not
@@ -306,6 +338,77 @@ struct vramio_register {
 	__u32 reason;
 	/* Must be 0. */
 	__u32 reserved;
+};
+
+/*
+ * Registers a dma-buf, or a part of it, that a GPU's driver exports: memory in a BAR
+ * of that GPU, for which the driver has made P2PDMA pages. The buffer is attached to,
+ * and pinned where the exporter can, until the registration ends: by
+ * VRAMIO_IOC_UNREGISTER, when the open file goes, when the exporter takes the
+ * memory away, or when its driver is unbound. Whoever ends it waits for requests
+ * under way, as for struct vramio_register. After that, requests fail with ESTALE, or
+ * with ENODEV where the driver went.
+ *
+ * The descriptor may be closed afterwards. Any holder of the open file may register a
+ * dma-buf: the descriptor is the proof of its right to the memory.
+ *
+ * An exporter that neither pins nor takes away (NVIDIA's) keeps freed memory for the
+ * dma-buf: the registration goes on with it, though the same GPU address may be other
+ * memory by then.
+ *
+ * A buffer is taken only when all of it is in BARs of the named function, whatever
+ * part is registered. One that is in host memory, even partly, is refused.
+ *
+ * Errors: EBADF, EINVAL (not a dma-buf; unaligned or empty range; a mapping that
+ * is not whole pages, or is too short), ENODEV (no such function, or no driver is
+ * bound to it), ERANGE, EOVERFLOW (the part is not in the buffer), EOPNOTSUPP
+ * (not peer-to-peer, not in a BAR, not of this function, no P2PDMA pages),
+ * ENOSPC (a limit of struct vramio_info), ENOMEM, ETIMEDOUT, and what the exporter
+ * fails with. The members about the BAR are filled in then, too.
+ */
+struct vramio_register_dmabuf {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Descriptor of the dma-buf. */
+	__s32 fd;
+	/* PCI domain of the function whose driver exports it. */
+	__u32 domain;
+	/* bus << 8 | device << 3 | function of it. */
+	__u32 devid;
+	/* Out: the registration, as in vramio_register.id. */
+	__u32 id;
+	/*
+	 * Where in the dma-buf the part begins, bytes; a multiple of the page size.
+	 */
+	__u64 offset;
+	/*
+	 * Bytes of the part, a multiple of the page size; 0: up to the buffer's end.
+	 */
+	__u64 len;
+	/* Out: bytes that are registered. */
+	__u64 bytes;
+	/*
+	 * Out: bytes that the exporter must show in its BAR: the whole dma-buf. 0 when
+	 * the call did not get that far.
+	 */
+	__u64 bar_requested;
+	/* Out: bytes of the BAR that are free; all ones: not known. */
+	__u64 bar_free;
+	/*
+	 * Out: bytes of the function's largest memory BAR. 0 when the call did not get
+	 * that far.
+	 */
+	__u64 bar_total;
+	/* Out: contiguous runs that the part consists of. */
+	__u32 runs;
+	/* Out: PCI domain of the provider. */
+	__u32 provider_domain;
+	/* Out: bus << 8 | device << 3 | function of the provider. */
+	__u32 provider_devid;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
 };
 
 /*

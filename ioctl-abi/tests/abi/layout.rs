@@ -89,6 +89,29 @@ fn facts() -> Vec<Fact> {
     );
     structure!(
         facts,
+        VramioRegisterDmabuf,
+        "vramio_register_dmabuf",
+        [
+            size,
+            flags,
+            fd,
+            domain,
+            devid,
+            id,
+            offset,
+            len,
+            bytes,
+            bar_requested,
+            bar_free,
+            bar_total,
+            runs,
+            provider_domain,
+            provider_devid,
+            reason,
+        ]
+    );
+    structure!(
+        facts,
         VramioUnregister,
         "vramio_unregister",
         [size, flags, id, reason]
@@ -184,8 +207,10 @@ fn facts() -> Vec<Fact> {
             VRAMIO_BATCH_MAX,
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
+            VRAMIO_IOC_REGISTER_DMABUF,
             VRAMIO_ABI_VERSION,
             VRAMIO_FEATURE_USER_MAPPING,
+            VRAMIO_FEATURE_DMABUF,
             VRAMIO_PROBE_WRITE,
         ]
     );
@@ -296,15 +321,20 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 7);
+    assert_eq!(structures, 8);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so
 /// only its sizes can go wrong.
 #[test]
 fn the_mock_gpu_structures_have_no_padding() {
-    use abi::mockgpu::{MockgpuAlloc, MockgpuFree, MockgpuInfo};
+    use abi::mockgpu::{
+        MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
+    };
     assert_eq!(size_of::<MockgpuInfo>(), 4 + 4 + 8 + 8 + 4 + 4);
     assert_eq!(size_of::<MockgpuAlloc>(), 4 + 4 + 8 + 8);
     assert_eq!(size_of::<MockgpuFree>(), 4 + 4 + 8);
+    assert_eq!(size_of::<MockgpuExport>(), 4 + 4 + 8 + 4 + 4);
+    assert_eq!(size_of::<MockgpuMove>(), 4 + 4 + 4 + 4 + 8);
+    assert_eq!(size_of::<MockgpuPlace>(), 4 + 4 + 8 + 8 + 8 + 8);
 }

@@ -3,6 +3,7 @@
 //! The cases, by what they are about.
 
 mod cli;
+mod dmabuf;
 mod frame;
 mod process;
 mod read;
@@ -20,6 +21,7 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        dmabuf::cases(),
         process::cases(),
         cli::cases(),
     ]
