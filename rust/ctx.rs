@@ -17,7 +17,8 @@ use crate::{
         split,
     },
     stats::Stats,
-    target::{Direction, Facts, Target},
+    target::{self, Direction, Facts, Route, Target},
+    verdict::Verdicts,
 };
 use kernel::{
     bindings::{EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM},
@@ -43,6 +44,8 @@ pub(crate) struct Ctx {
     mm: Option<ARef<Mm>>,
     #[pin]
     table: Mutex<Table>,
+    #[pin]
+    verdicts: Verdicts,
     stats: Stats,
 }
 
@@ -64,6 +67,7 @@ impl Ctx {
                 count: 0,
                 last_id: 0,
             }),
+            verdicts <- Verdicts::new(),
             stats: Stats::new(),
         })
     }
@@ -192,16 +196,16 @@ impl Ctx {
         };
         let buffer = self.buffer(arg.buffer)?;
         request.check_range(&buffer)?;
-        let target = Target::open(arg.fd, direction, &mut Facts::default())?;
-        request.check_align(target.align)?;
-        let route = {
+        let target = Target::open(arg.fd, direction)?;
+        let verdict = {
             let inside = buffer.enter()?;
-            if target.is_on(inside.provider().pdev()) {
-                buffer.mark_loop();
-            }
-            target.route(inside.provider())?
+            self.verdicts.on(&target, inside.provider(), &request)?
         };
-        io::run(&request, &target, &buffer, route.path, arg)?;
+        request.check_align(verdict.attributes.align)?;
+        if verdict.route.loops {
+            buffer.mark_loop();
+        }
+        io::run(&request, &target, &buffer, &verdict, arg)?;
         self.stats.completed(direction, arg);
         Ok(())
     }
@@ -230,13 +234,13 @@ impl Ctx {
         arg.target_devid = facts.devid.unwrap_or(u32::MAX);
         arg.path = Path::None as u32;
         arg.certainty = Certainty::None as u32;
-        arg.distance = -1;
+        arg.distance = facts.distance.unwrap_or(-1);
+        arg.component = facts.component.bytes();
         arg.error = 0;
         match verdict {
             Ok(Some(route)) => {
                 arg.path = route.path as u32;
                 arg.certainty = Certainty::Forecast as u32;
-                arg.distance = route.distance;
             }
             Ok(None) => {}
             // There is nothing to ask about.
@@ -284,14 +288,16 @@ fn forecast(
     buffer: Option<&Buffer>,
     fd: i32,
     facts: &mut Facts,
-) -> Result<Option<crate::pci::Route>, Refusal> {
-    let target = Target::open(fd, request.direction, facts)?;
+) -> Result<Option<Route>, Refusal> {
+    let target = Target::open(fd, request.direction)?;
+    let attributes = target.attributes(facts)?;
+    let stack = target.stack(facts)?;
     if let Some(buffer) = buffer {
         request.check_range(buffer)?;
     }
-    request.check_align(target.align)?;
+    request.check_align(attributes.align)?;
     buffer
-        .map(|b| target.route(b.enter()?.provider()))
+        .map(|b| target::route(&stack, b.enter()?.provider(), facts))
         .transpose()
 }
 

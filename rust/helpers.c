@@ -11,6 +11,7 @@
 #include <linux/fs.h>
 #include <linux/iommu.h>
 #include <linux/ioprio.h>
+#include <linux/kernfs.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
@@ -19,7 +20,11 @@
 #include <linux/pci.h>
 #include <linux/sched/signal.h>
 #include <linux/swiotlb.h>
+#include <linux/sysfs.h>
 #include <linux/version.h>
+
+/* Words of vramio_file_stamp(). */
+#define VRAMIO_STAMP 8
 
 /* --- pages --- */
 
@@ -77,10 +82,13 @@ u64 vramio_task_write_bytes(void)
 	return current->ioac.write_bytes;
 }
 
-/* Pages that this task dirtied since it was last throttled. */
-int vramio_task_dirtied(void)
+/*
+ * Changes when this task dirties a page of the page cache: pages since it was
+ * last throttled, and when that was.
+ */
+u64 vramio_task_dirtied(void)
 {
-	return current->nr_dirtied;
+	return (u64)current->dirty_paused_when << 32 ^ (u32)current->nr_dirtied;
 }
 
 void vramio_cond_resched(void)
@@ -125,6 +133,12 @@ unsigned long vramio_file_magic(const struct file *file)
 	return file_inode(file)->i_sb->s_magic;
 }
 
+/* The file system's registered name. */
+const char *vramio_file_fs_name(const struct file *file)
+{
+	return file_inode(file)->i_sb->s_type->name;
+}
+
 bool vramio_file_dax(const struct file *file)
 {
 	return IS_DAX(file->f_mapping->host);
@@ -151,13 +165,103 @@ int vramio_file_statx(const struct file *file, struct kstat *stat)
 	return vfs_getattr_nosec(&file->f_path, stat, STATX_BASIC_STATS | STATX_DIOALIGN, 0);
 }
 
-/* 1 if the file is on a realtime device, 0 if not, or a negative errno. */
-int vramio_file_realtime(const struct file *file)
+/* The attributes that chattr and xfs_io change. */
+int vramio_file_attributes(const struct file *file, u32 *flags, u32 *xflags)
 {
 	struct file_kattr attr = {};
 	int ret = vfs_fileattr_get(file->f_path.dentry, &attr);
 
-	return ret ?: !!(attr.fsx_xflags & FS_XFLAG_REALTIME);
+	*flags = attr.flags;
+	*xflags = attr.fsx_xflags;
+	return ret;
+}
+
+u64 vramio_file_blocks(const struct file *file)
+{
+	return file_inode(file)->i_blocks;
+}
+
+unsigned int vramio_file_block_bits(const struct file *file)
+{
+	return file_inode(file)->i_blkbits;
+}
+
+/*
+ * What a verdict on a file depends on, by plain loads. rust/stamp.rs says what
+ * is compared.
+ */
+void vramio_file_stamp(const struct file *file, u64 stamp[VRAMIO_STAMP])
+{
+	const struct address_space *mapping = file->f_mapping;
+	struct inode *inode = mapping->host;
+	struct block_device *bdev = S_ISBLK(inode->i_mode) ? I_BDEV(inode) : inode->i_sb->s_bdev;
+	const struct request_queue *q;
+
+	stamp[0] = (unsigned long)inode;
+	stamp[1] = inode->i_ino;
+	stamp[2] = (u64)inode->i_generation << 32 |
+		   (inode->i_flags & (S_DAX | S_ENCRYPTED | S_VERITY)) |
+		   (mapping_stable_writes(mapping) ? BIT(31) : 0);
+	stamp[3] = (unsigned long)READ_ONCE(mapping->a_ops);
+	stamp[4] = (unsigned long)bdev;
+	if (!bdev) {
+		stamp[5] = stamp[6] = stamp[7] = 0;
+		return;
+	}
+	q = bdev_get_queue(bdev);
+	stamp[5] = bdev->bd_disk->diskseq;
+	stamp[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
+	stamp[7] = (u64)q->limits.integrity.metadata_size << 32 |
+		   q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
+}
+
+/*
+ * The time of the last change of an inode. With multigrain timestamps of
+ * nanoseconds, two changes have the same one only when nobody asked in between.
+ */
+u64 vramio_file_change(const struct file *file)
+{
+	const struct inode *inode = file->f_mapping->host;
+
+	return (u64)inode_get_ctime_sec(inode) << 30 ^ inode_get_ctime_nsec(inode);
+}
+
+bool vramio_file_change_exact(const struct file *file)
+{
+	const struct inode *inode = file->f_mapping->host;
+
+	return is_mgtime(inode) && inode->i_sb->s_time_gran == 1;
+}
+
+/*
+ * Asks for the time of the last change, so that the next one gets another. Under
+ * the lock that every change of the mapping holds from before it sets the time
+ * until it is done.
+ */
+int vramio_file_ask_change(const struct file *file, u64 *change)
+{
+	struct inode *inode = file->f_mapping->host;
+	struct kstat stat;
+	int ret;
+
+	inode_lock_shared(inode);
+	ret = vfs_getattr_nosec(&file->f_path, &stat, STATX_CTIME | STATX_MTIME, 0);
+	*change = vramio_file_change(file);
+	inode_unlock_shared(inode);
+	return ret;
+}
+
+/* The disk block that holds a file's block, 0 for a hole or an unwritten one. */
+u64 vramio_file_bmap(const struct file *file, u64 block)
+{
+	sector_t at = block;
+
+	return bmap(file->f_mapping->host, &at) ? 0 : at;
+}
+
+bool vramio_file_cached(const struct file *file)
+{
+	return READ_ONCE(file->f_mapping->nrpages) != 0;
 }
 
 /* The device below a block device node or a file system on one; else NULL. */
@@ -169,17 +273,18 @@ struct block_device *vramio_file_bdev(const struct file *file)
 }
 
 /*
- * Has the file system read the mapping of a range into memory, so that a read
- * which follows submits data alone. With room for no extent, fiemap counts.
+ * Counts the extents of a range, or a negative errno. It has the file system read
+ * the mapping into memory, so that a read which follows submits data alone. With
+ * room for no extent, fiemap counts.
  */
-int vramio_file_warm_mapping(struct file *file, u64 start, u64 len)
+int vramio_file_count_extents(struct file *file, u64 start, u64 len)
 {
 	struct inode *inode = file_inode(file);
 	struct fiemap_extent_info info = {};
 
 	if (!inode->i_op->fiemap)
 		return -EOPNOTSUPP;
-	return inode->i_op->fiemap(inode, &info, start, len);
+	return inode->i_op->fiemap(inode, &info, start, len) ?: info.fi_extents_mapped;
 }
 
 /* --- block devices --- */
@@ -214,14 +319,75 @@ unsigned int vramio_bdev_offset_align(struct block_device *bdev)
 	return bdev_logical_block_size(bdev);
 }
 
-/* The PCI function that a disk hangs on; no reference is taken. */
-struct pci_dev *vramio_bdev_pci(struct block_device *bdev)
+bool vramio_bdev_nowait(struct block_device *bdev)
 {
-	struct device *dev = disk_to_dev(bdev->bd_disk);
+	return bdev_nowait(bdev);
+}
 
+/* The whole disk's device. */
+struct device *vramio_bdev_disk(struct block_device *bdev)
+{
+	return disk_to_dev(bdev->bd_disk);
+}
+
+/* A device of the block class as a block device. */
+struct block_device *vramio_dev_bdev(struct device *dev)
+{
+	return dev_to_bdev(dev);
+}
+
+const char *vramio_dev_name(const struct device *dev)
+{
+	return dev_name(dev);
+}
+
+/* The PCI function that a device hangs on; no reference is taken. */
+struct pci_dev *vramio_dev_pci(struct device *dev)
+{
 	while (dev && !dev_is_pci(dev))
 		dev = dev->parent;
 	return dev ? to_pci_dev(dev) : NULL;
+}
+
+static bool links_to(struct kernfs_node *dir, struct kobject *to, const char *name)
+{
+	struct kernfs_node *link = sysfs_get_dirent(dir, name);
+	bool found = link && kernfs_type(link) == KERNFS_LINK && link->symlink.target_kn == to->sd;
+
+	sysfs_put(link);
+	return found;
+}
+
+/* The directory that names the members of a stacked disk; with a reference. */
+struct kernfs_node *vramio_disk_slaves(struct device *disk)
+{
+	struct kobject *dir = dev_to_disk(disk)->slave_dir;
+
+	return dir ? sysfs_get(dir->sd) : NULL;
+}
+
+/* Whether such a directory names the device. */
+bool vramio_is_slave(struct kernfs_node *slaves, struct device *dev)
+{
+	return links_to(slaves, &dev->kobj, dev_name(dev));
+}
+
+/* Counts the entries that were added to and removed from a directory. */
+unsigned long vramio_dir_changes(const struct kernfs_node *dir)
+{
+	return READ_ONCE(dir->dir.rev);
+}
+
+/*
+ * Whether the controller of the NVMe path disk @path belongs to the subsystem of
+ * the multipath disk @head, which has a link to each of its controllers.
+ */
+bool vramio_is_nvme_path(struct device *head, struct device *path)
+{
+	struct device *subsystem = head->parent, *controller = path->parent;
+
+	return subsystem && controller && subsystem->kobj.sd && controller->kobj.sd &&
+	       links_to(subsystem->kobj.sd, &controller->kobj, dev_name(controller));
 }
 
 /* --- PCI and DMA --- */

@@ -16,8 +16,9 @@ use crate::{
     },
     sys,
     target::{Align, Direction, Target},
+    verdict::Verdict,
 };
-use kernel::bindings::{self, EINTR, EINVAL, EIO, EOVERFLOW, ERANGE, EREMOTEIO};
+use kernel::bindings::{self, EBUSY, EINTR, EINVAL, EIO, EOVERFLOW, ERANGE, EREMOTEIO};
 
 /// A checked request.
 pub(crate) struct Request {
@@ -65,21 +66,16 @@ pub(crate) fn run(
     request: &Request,
     target: &Target,
     buffer: &Buffer,
-    path: Path,
+    verdict: &Verdict,
     out: &mut VramioIo,
 ) -> Result<(), Refusal> {
+    let path = verdict.route.path;
+    let align = u64::from(verdict.attributes.align.offset);
     let end = match request.direction {
         Direction::Write => request.len,
-        Direction::Read => range::clip_read(
-            request.file_offset,
-            request.len,
-            target.size(),
-            u64::from(target.align.offset),
-        ),
+        Direction::Read => range::clip_read(request.file_offset, request.len, target.size(), align),
     };
-    let cap = target
-        .extent
-        .map_or(split::PART_BYTES, |(size, blocks)| split::cap(size, blocks));
+    let cap = target.part_bytes(&verdict.attributes);
 
     let mut certainty = Certainty::Consistent;
     while out.bytes < end {
@@ -97,11 +93,18 @@ pub(crate) fn run(
         let Some(slice) = inside.slice(request.buffer_offset + out.bytes, len) else {
             return stop(out, ERANGE, Reason::OutOfRange, path, certainty);
         };
-        let part = submit(request.direction, target, inside.provider(), &slice, at);
+        let part = submit(
+            request.direction,
+            target,
+            verdict,
+            inside.provider(),
+            &slice,
+            at,
+        );
         out.parts += 1;
         let moved = match part.result {
             Ok(moved) => moved,
-            Err(errno) => return stop(out, errno, error_reason(errno), path, certainty),
+            Err(refusal) => return stop(out, refusal.errno, refusal.reason, path, certainty),
         };
         if moved == 0 {
             // A file that became shorter meanwhile; a write that wrote nothing never is.
@@ -112,7 +115,7 @@ pub(crate) fn run(
         }
         out.bytes += moved;
         out.submitted += part.submitted;
-        let (this, reason) = judge(request.direction, target, &slice, &part, moved, out);
+        let (this, reason) = judge(request.direction, align, &slice, &part, moved, out);
         if rank(this) > rank(certainty) {
             certainty = this;
             out.reason = reason as u32;
@@ -172,31 +175,48 @@ fn error_reason(errno: u32) -> Reason {
 
 /// One part's result and accounts.
 struct Part {
-    /// Bytes, or a positive errno.
-    result: Result<u64, u32>,
+    /// Bytes.
+    result: Result<u64, Refusal>,
     /// Data bytes that the task submitted meanwhile.
     submitted: u64,
     /// Whether the request was direct I/O to the end.
     direct: bool,
     /// Whether the task dirtied pages of the page cache meanwhile.
     dirtied: bool,
+    /// Whether the mapping may have been read meanwhile, by the file having changed.
+    unsure: bool,
+}
+
+impl Part {
+    /// One that was not submitted.
+    fn refused(refusal: Refusal) -> Self {
+        Self {
+            result: Err(refusal),
+            submitted: 0,
+            direct: false,
+            dirtied: false,
+            unsure: false,
+        }
+    }
 }
 
 /// Submits one part and waits for it.
 fn submit(
     direction: Direction,
     target: &Target,
+    verdict: &Verdict,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
 ) -> Part {
     let file = target.as_ptr();
-    if direction == Direction::Read && target.is_regular() {
+    let known = verdict.known.covers(at, slice.len) && verdict.known.holds(target);
+    if direction == Direction::Read && target.is_regular() && !known {
         // Reads of the mapping's own blocks would be in the account, and could stand
         // for a hole of the same size. Not every file system offers this; then the
         // account is what it is.
         // SAFETY: The file is open.
-        let _ = unsafe { sys::vramio_file_warm_mapping(file, at, slice.len) };
+        let _ = unsafe { sys::vramio_file_count_extents(file, at, slice.len) };
     }
 
     let mut iter = bindings::iov_iter::default();
@@ -234,6 +254,23 @@ fn submit(
         ..bindings::kiocb::default()
     };
 
+    // A direct write that finds the page cache in its way falls back to it.
+    // SAFETY: The file is open.
+    if direction == Direction::Write && unsafe { sys::vramio_file_cached(file) } {
+        // SAFETY: The iocb is valid.
+        let ret = unsafe { bindings::kiocb_invalidate_pages(&mut iocb, slice.len as usize) };
+        if ret != 0 {
+            let errno = ret.unsigned_abs();
+            return Part::refused(Refusal::new(
+                errno,
+                match errno {
+                    EBUSY => Reason::PageCacheBusy,
+                    _ => error_reason(errno),
+                },
+            ));
+        }
+    }
+
     let before = Accounts::now(direction);
     // SAFETY: The iocb and the iterator are valid, and outlive the synchronous call.
     let ret = unsafe {
@@ -244,10 +281,14 @@ fn submit(
     };
     let after = Accounts::now(direction);
     Part {
-        result: u64::try_from(ret).map_err(|_| ret.unsigned_abs() as u32),
+        result: u64::try_from(ret).map_err(|_| {
+            let errno = ret.unsigned_abs() as u32;
+            Refusal::new(errno, error_reason(errno))
+        }),
         submitted: after.bytes.wrapping_sub(before.bytes),
         direct: iocb.ki_flags & sys::VRAMIO_CONST_IOCB_DIRECT != 0,
         dirtied: after.dirtied != before.dirtied,
+        unsure: known && !verdict.known.holds(target),
     }
 }
 
@@ -269,7 +310,7 @@ fn with_class(ioprio: u16) -> u16 {
 /// The kernel's accounts of the current task.
 struct Accounts {
     bytes: u64,
-    dirtied: i32,
+    dirtied: u64,
 }
 
 impl Accounts {
@@ -290,7 +331,7 @@ impl Accounts {
 /// What the accounts say about one part; adds to `out.uncovered`.
 fn judge(
     direction: Direction,
-    target: &Target,
+    align: u64,
     slice: &Slice<'_>,
     part: &Part,
     moved: u64,
@@ -300,7 +341,7 @@ fn judge(
         asked: slice.len,
         returned: moved,
         submitted: part.submitted,
-        align: u64::from(target.align.offset),
+        align,
         direct: part.direct,
     });
     match account {
@@ -310,6 +351,7 @@ fn judge(
         Account::Covered if direction == Direction::Write && part.dirtied => {
             (Certainty::Forecast, Reason::AccountsUnclear)
         }
+        Account::Covered if part.unsure => (Certainty::Forecast, Reason::AccountsUnclear),
         Account::Covered => (Certainty::Consistent, Reason::None),
         Account::Unclear => (Certainty::Forecast, Reason::AccountsUnclear),
         Account::Uncovered(bytes) => {

@@ -23,7 +23,10 @@ use kernel::{
     error::to_result,
     ffi,
     prelude::*,
-    sync::{global_lock, Arc},
+    sync::{
+        atomic::{Atomic, Relaxed},
+        global_lock, Arc,
+    },
     types::Opaque,
 };
 
@@ -35,6 +38,8 @@ const END_HINT: u16 = 1 << 10;
 
 /// One provider.
 pub(crate) struct Provider {
+    /// Never used again for another one.
+    id: u64,
     pgmap: *const bindings::dev_pagemap,
     pdev: PciRef,
     hint: u16,
@@ -45,7 +50,15 @@ unsafe impl Send for Provider {}
 // SAFETY: As above.
 unsafe impl Sync for Provider {}
 
+/// Providers so far.
+static LAST_ID: Atomic<u64> = Atomic::new(0);
+
 impl Provider {
+    /// Which one it is, since the module was loaded.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// The device that the memory is on.
     pub(crate) fn pdev(&self) -> &PciRef {
         &self.pdev
@@ -123,7 +136,13 @@ impl Share {
         // SAFETY: Arithmetic.
         let addr = unsafe { sys::vramio_pfn_phys(pfn) };
         let pdev = PciRef::owner_of(addr).ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?;
-        let provider = Arc::new(Provider { pgmap, pdev, hint }, GFP_KERNEL_ACCOUNT)?;
+        let provider = Provider {
+            id: LAST_ID.fetch_add(1, Relaxed) + 1,
+            pgmap,
+            pdev,
+            hint,
+        };
+        let provider = Arc::new(provider, GFP_KERNEL_ACCOUNT)?;
         let entry = Entry {
             provider: provider.clone(),
             users: 1,

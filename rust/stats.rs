@@ -11,7 +11,7 @@ use kernel::{
 };
 
 /// Reasons that the module gives are below this number.
-const REASONS: usize = 64;
+const REASONS: usize = 128;
 const CERTAINTIES: usize = Certainty::ALL.len();
 
 /// Relaxed counters: each is exact, together they are not a snapshot.

@@ -5,12 +5,14 @@
 use kernel::prelude::*;
 
 mod abi;
+mod block;
 mod buffer;
 mod compat;
 mod ctx;
 mod dev;
 mod event;
 mod io;
+mod known;
 mod node;
 mod pci;
 mod pins;
@@ -18,9 +20,12 @@ mod provider;
 #[allow(dead_code, unreachable_pub)]
 mod pure;
 mod reclaim;
+mod stack;
 mod stats;
 mod sys;
+mod sysfs;
 mod target;
+mod verdict;
 
 module! {
     type: Vramio,
@@ -39,13 +44,20 @@ struct Vramio {
     #[pin]
     bus: provider::BusWatch,
     reclaim: reclaim::Reclaim,
+    sysfs: sysfs::Sysfs,
+    block: block::Unwatch,
 }
 
 impl kernel::InPlaceModule for Vramio {
     fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
         // SAFETY: Once, before the device exists.
-        unsafe { provider::init() };
+        unsafe {
+            provider::init();
+            block::init();
+        }
         try_pin_init!(Self {
+            block: block::Unwatch,
+            sysfs: sysfs::Sysfs::new()?,
             reclaim: reclaim::Reclaim::new()?,
             bus <- provider::BusWatch::new(),
             node <- node::Node::new(c"vramio", 0o660),

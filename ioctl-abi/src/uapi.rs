@@ -32,7 +32,7 @@ pub const VRAMIO_IOC_WRITE: u32 = 0xBE05;
 
 /// The ABI's version. It grows when a structure or a rule is added; nothing that
 /// was published is ever removed or changed.
-pub const VRAMIO_ABI_VERSION: u32 = 1;
+pub const VRAMIO_ABI_VERSION: u32 = 2;
 
 /// [`VramioInfo::features`]: registers memory that the caller has mapped.
 pub const VRAMIO_FEATURE_USER_MAPPING: u64 = 1 << 0;
@@ -216,14 +216,21 @@ pub struct VramioProbe {
     pub mem_align: u32,
     /// *Out*: alignment of file offset and length, bytes; 0: not known.
     pub offset_align: u32,
-    /// *Out*: P2PDMA distance between the two devices, -1: none or not known.
+    /// *Out*: P2PDMA distance between the two devices, -1: none or not known. With
+    /// several devices below the file, the largest.
     pub distance: i32,
-    /// *Out*: PCI domain of the target's device; all ones: none.
+    /// *Out*: PCI domain of the target's device, of several the first one or the one
+    /// that a refusal is due to; all ones: none.
     pub target_domain: u32,
     /// *Out*: bus << 8 | device << 3 | function of the target's device.
     pub target_devid: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// *Out*: what a refusal is due to: the name of a block device, the address
+    /// of a PCI bridge, or the name of a file system; padded with NUL bytes, the
+    /// last byte always is one. Empty when there is nothing to name. Since version
+    /// 2; a caller with the structure of version 1 does not get it.
+    pub component: [u8; 32],
 }
 
 /// How the bytes of a request travelled.

@@ -6,6 +6,8 @@
 pub mod account;
 pub mod align;
 pub mod gate;
+pub mod name;
 pub mod range;
 pub mod runs;
 pub mod split;
+pub mod window;

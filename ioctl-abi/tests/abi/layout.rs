@@ -138,6 +138,7 @@ fn facts() -> Vec<Fact> {
             target_domain,
             target_devid,
             reserved,
+            component,
         ]
     );
     constants!(
