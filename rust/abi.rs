@@ -105,10 +105,11 @@ macro_rules! argument {
 }
 
 argument!(VramioInfo, 56, 0);
-argument!(VramioRegister, 48, 0, reserved);
+argument!(VramioRegister, 56 from 48, 0, reserved);
 argument!(VramioUnregister, 16, 0);
 argument!(VramioIo, 88, 0, reserved);
 argument!(VramioProbe, 112 from 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioStats, 1640, 0);
 
 /// Runs one ioctl: reads the structure, checks it, calls `body`, and writes the
 /// structure back, whether the call failed or not.

@@ -20,3 +20,12 @@ pub(crate) type IdInfo<'a> = Option<&'a ()>;
 #[cfg(not(kernel_7_3))]
 #[allow(dead_code)] // The second module's.
 pub(crate) type IdInfo<'a> = &'a ();
+
+/// The value of a module parameter.
+#[allow(dead_code)] // The first module's.
+pub(crate) fn value<T: Copy>(parameter: &kernel::module_param::ModuleParamAccess<T>) -> T {
+    #[cfg(kernel_7_3)]
+    return parameter.value();
+    #[cfg(not(kernel_7_3))]
+    return *parameter.value();
+}

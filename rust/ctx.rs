@@ -8,20 +8,24 @@
 use crate::{
     abi::{
         Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
-        VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE,
+        VramioStats, VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_USER_MAPPING,
+        VRAMIO_PROBE_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN, VRAMIO_STATS_PROVIDER,
     },
     buffer::{self, Buffer},
+    charge::{Charge, Over},
     io::{self, Request},
+    limits::Limits,
     pure::{
         range::{self, BadRange},
         split,
     },
-    stats::Stats,
+    stats::{Count, Counters, Flight, Module},
+    sys, tally,
     target::{self, Direction, Facts, Route, Target},
     verdict::Verdicts,
 };
 use kernel::{
-    bindings::{EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM},
+    bindings::{EINVAL, ENODEV, ENOENT, ENOMEM, ENOSPC, EPERM},
     mm::Mm,
     new_mutex,
     page::PAGE_SIZE,
@@ -31,9 +35,6 @@ use kernel::{
     seq_print,
     sync::{aref::ARef, Arc, Mutex},
 };
-
-/// Most registrations of one open file.
-const MAX_REGISTRATIONS: u32 = 4096;
 
 /// One open file.
 #[pin_data]
@@ -46,13 +47,42 @@ pub(crate) struct Ctx {
     table: Mutex<Table>,
     #[pin]
     verdicts: Verdicts,
-    stats: Stats,
+    stats: Counters,
 }
 
 struct Table {
-    buffers: RBTree<u32, Arc<Buffer>>,
+    buffers: RBTree<u32, Entry>,
     count: u32,
+    bytes: u64,
     last_id: u32,
+}
+
+/// A registration of this file. It counts until it is unregistered, revoked or not.
+struct Entry {
+    buffer: Arc<Buffer>,
+    /// Ends when this does.
+    _charge: Charge,
+}
+
+impl Table {
+    /// Checks the limits of one open file for one more.
+    fn check(&self, len: u64) -> Result<(), Over> {
+        let limits = Limits::get();
+        Over::check(
+            u64::from(self.count),
+            1,
+            u64::from(limits.open_registrations),
+            ENOSPC,
+            Reason::RegistrationLimit,
+        )?;
+        Over::check(
+            self.bytes,
+            len,
+            limits.open_bytes,
+            ENOSPC,
+            Reason::OpenBytes,
+        )
+    }
 }
 
 impl Ctx {
@@ -65,20 +95,21 @@ impl Ctx {
             table <- new_mutex!(Table {
                 buffers: RBTree::new(),
                 count: 0,
+                bytes: 0,
                 last_id: 0,
             }),
             verdicts <- Verdicts::new(),
-            stats: Stats::new(),
+            stats: Counters::new(),
         })
     }
 
-    pub(crate) fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Counters {
         &self.stats
     }
 
     pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
         out.abi_version = VRAMIO_ABI_VERSION;
-        out.max_registrations = MAX_REGISTRATIONS;
+        out.max_registrations = Limits::get().open_registrations;
         out.features = VRAMIO_FEATURE_USER_MAPPING;
         out.max_registration_bytes = buffer::MAX_BYTES;
         out.part_bytes = split::PART_BYTES;
@@ -102,35 +133,49 @@ impl Ctx {
             return Err(Refusal::new(ENOSPC, Reason::RegistrationSize));
         }
         // Before the work of pinning; `insert()` decides.
-        if self.table.lock().count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
-        }
+        let early = self.table.lock().check(arg.len);
+        let charge = early.and_then(|()| Charge::new(arg.len)).map_err(|over| {
+            arg.limit = over.limit;
+            over.refusal
+        })?;
         let buffer = Buffer::register(mm, arg.addr, arg.len)?;
         let filled = buffer.enter().map(|inside| {
             // Far fewer than 2^32: the limit is 2^28 pages.
             arg.runs = inside.runs() as u32;
             arg.provider_domain = inside.provider().pdev().domain();
             arg.provider_devid = inside.provider().pdev().devid();
+            // SAFETY: Passes integers.
+            unsafe {
+                sys::vramio_trace_register(
+                    arg.len,
+                    arg.runs,
+                    arg.provider_domain,
+                    arg.provider_devid,
+                )
+            };
         });
-        match filled.and_then(|()| self.insert(buffer.clone())) {
+        let entry = Entry {
+            buffer: buffer.clone(),
+            _charge: charge,
+        };
+        match filled.map_err(Over::from).and_then(|()| self.insert(entry)) {
             Ok(id) => {
                 arg.id = id;
                 Ok(())
             }
-            Err(refusal) => {
+            Err(over) => {
                 end(&buffer);
-                Err(refusal)
+                arg.limit = over.limit;
+                Err(over.refusal)
             }
         }
     }
 
-    fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {
-        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
-        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
+    fn insert(&self, entry: Entry) -> Result<u32, Over> {
+        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)
+            .map_err(|_| Refusal::new(ENOMEM, Reason::NoMemory))?;
         let mut table = self.table.lock();
-        if table.count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
-        }
+        table.check(entry.buffer.len())?;
         // Ids are not used again until all others were; there are more ids than entries.
         let mut id = table.last_id;
         loop {
@@ -139,8 +184,9 @@ impl Ctx {
                 break;
             }
         }
-        table.buffers.insert(reservation.into_node(id, buffer));
+        table.bytes += entry.buffer.len();
         table.count += 1;
+        table.buffers.insert(reservation.into_node(id, entry));
         table.last_id = id;
         Ok(id)
     }
@@ -148,28 +194,28 @@ impl Ctx {
     pub(crate) fn unregister(&self, arg: &VramioUnregister) -> Result<(), Refusal> {
         self.remove(arg.id)
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
-            .map(|buffer| end(&buffer))
+            .map(|entry| end(&entry.buffer))
     }
 
     /// Ends a registration whose id the caller never learnt.
     pub(crate) fn undo_register(&self, id: u32) {
-        if let Some(buffer) = self.remove(id) {
-            end(&buffer);
+        if let Some(entry) = self.remove(id) {
+            end(&entry.buffer);
         }
     }
 
     /// Ends all registrations: the file is being closed for good.
     pub(crate) fn close(&self) {
         let buffers = core::mem::replace(&mut self.table.lock().buffers, RBTree::new());
-        for buffer in buffers.values() {
-            buffer.revoke(Reason::Revoked);
+        for entry in buffers.values() {
+            entry.buffer.revoke(Reason::Revoked);
         }
-        for buffer in buffers.values() {
-            buffer.wait_released();
+        for entry in buffers.values() {
+            entry.buffer.wait_released();
         }
     }
 
-    fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
+    fn remove(&self, id: u32) -> Option<Entry> {
         let mut table = self.table.lock();
         let node = table.buffers.remove_node(&id)?;
         table.count -= 1;
@@ -182,7 +228,7 @@ impl Ctx {
             .lock()
             .buffers
             .get(&id)
-            .cloned()
+            .map(|entry| entry.buffer.clone())
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
     }
 
@@ -197,16 +243,33 @@ impl Ctx {
         let buffer = self.buffer(arg.buffer)?;
         request.check_range(&buffer)?;
         let target = Target::open(arg.fd, direction)?;
-        let verdict = {
+        let (flight, verdict) = {
             let inside = buffer.enter()?;
-            self.verdicts.on(&target, inside.provider(), &request)?
+            let provider = inside.provider();
+            let counters = provider.counters().clone();
+            let flight = Flight::begin(direction, &self.stats, counters);
+            (flight, self.verdicts.on(&target, provider, &request))
         };
-        request.check_align(verdict.attributes.align)?;
-        if verdict.route.loops {
-            buffer.mark_loop();
+        let result = verdict.and_then(|verdict| {
+            request.check_align(verdict.attributes.align)?;
+            if verdict.route.loops {
+                buffer.mark_loop();
+            }
+            io::run(&request, &target, &buffer, &verdict, arg)
+        });
+        flight.end(&self.stats, arg, result);
+        result
+    }
+
+    pub(crate) fn count(&self, out: &mut VramioStats) -> Result<(), Refusal> {
+        match out.scope {
+            VRAMIO_STATS_MODULE => Module.fill(out),
+            VRAMIO_STATS_OPEN => self.stats.fill(out),
+            VRAMIO_STATS_PROVIDER => tally::find(out.provider_domain, out.provider_devid)
+                .ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?
+                .fill(out),
+            _ => return Err(Refusal::new(EINVAL, Reason::UnknownFlag)),
         }
-        io::run(&request, &target, &buffer, &verdict, arg)?;
-        self.stats.completed(direction, arg);
         Ok(())
     }
 
@@ -256,7 +319,7 @@ impl Ctx {
     pub(crate) fn show(&self, m: &SeqFile) {
         let table = self.table.lock();
         seq_print!(m, "vramio-registrations:\t{}\n", table.count);
-        for (id, buffer) in table.buffers.iter() {
+        for (id, Entry { buffer, .. }) in table.buffers.iter() {
             let Ok(inside) = buffer.enter() else {
                 seq_print!(
                     m,

@@ -25,7 +25,7 @@ impl MiscDevice for Ctx {
 
     fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
         let refused = |refusal: abi::Refusal| {
-            me.stats().refused(refusal.reason);
+            me.stats().refused(refusal);
             refusal
         };
         match cmd {
@@ -53,6 +53,7 @@ impl MiscDevice for Ctx {
             abi::VRAMIO_IOC_WRITE => {
                 abi::call(arg, |a| me.transfer(Direction::Write, a).map_err(refused))
             }
+            abi::VRAMIO_IOC_STATS => stats(&me, arg),
             _ => Err(ENOTTY),
         }
     }
@@ -60,4 +61,10 @@ impl MiscDevice for Ctx {
     fn show_fdinfo(me: ArcBorrow<'_, Self>, m: &SeqFile, _file: &File) {
         me.show(m);
     }
+}
+
+/// Apart, because the structure is large and the stack below a request is deep.
+#[inline(never)]
+fn stats(ctx: &Ctx, arg: usize) -> Result<isize> {
+    abi::call(arg, |a| ctx.count(a))
 }

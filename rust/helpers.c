@@ -18,13 +18,20 @@
 #include <linux/pagemap.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
+#include <linux/percpu.h>
 #include <linux/sched/signal.h>
 #include <linux/swiotlb.h>
 #include <linux/sysfs.h>
+#include <linux/timex.h>
 #include <linux/version.h>
+#include <asm/tsc.h>
+
+#include "trace.h"
 
 /* Words of vramio_file_stamp(). */
 #define VRAMIO_STAMP 8
+/* Counters of rust/stats.rs. */
+#define VRAMIO_COUNTERS 202
 
 /* --- pages --- */
 
@@ -63,6 +70,12 @@ bool vramio_fatal_signal_pending(void)
 struct mm_struct *vramio_current_mm(void)
 {
 	return current->mm;
+}
+
+/* The real user. */
+u32 vramio_current_uid(void)
+{
+	return from_kuid(&init_user_ns, current_uid());
 }
 
 int vramio_current_ioprio(void)
@@ -444,4 +457,63 @@ bool vramio_pci_translated(struct pci_dev *pdev)
 bool vramio_pci_swiotlb_forced(struct pci_dev *pdev)
 {
 	return is_swiotlb_force_bounce(&pdev->dev);
+}
+
+/* --- statistics --- */
+
+static DEFINE_PER_CPU(u64 [VRAMIO_COUNTERS], vramio_counters);
+
+unsigned int vramio_counters_len(void)
+{
+	return VRAMIO_COUNTERS;
+}
+
+void vramio_count(unsigned int counter, u64 n)
+{
+	this_cpu_add(vramio_counters[counter], n);
+}
+
+u64 vramio_counted(unsigned int counter)
+{
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += READ_ONCE(per_cpu(vramio_counters, cpu)[counter]);
+	return sum;
+}
+
+u64 vramio_cycles(void)
+{
+	return get_cycles();
+}
+
+u64 vramio_nanoseconds_since(u64 cycles)
+{
+	return mul_u64_u32_div(get_cycles() - cycles, 1000000, tsc_khz ?: 1000000);
+}
+
+void vramio_trace_register(u64 bytes, u32 runs, u32 domain, u32 devid)
+{
+	trace_vramio_register(bytes, runs, domain, devid);
+}
+
+void vramio_trace_revoke(u64 bytes, u32 reason)
+{
+	trace_vramio_revoke(bytes, reason);
+}
+
+void vramio_trace_submit(bool write, u64 file_offset, u64 buffer_offset, u64 len, u32 path)
+{
+	trace_vramio_submit(write, file_offset, buffer_offset, len, path);
+}
+
+void vramio_trace_complete(bool write, u64 bytes, u64 ns, u32 certainty, u32 reason)
+{
+	trace_vramio_complete(write, bytes, ns, certainty, reason);
+}
+
+void vramio_trace_refuse(u32 reason, u32 error)
+{
+	trace_vramio_refuse(reason, error);
 }

@@ -18,7 +18,9 @@ use crate::{
     target::{Align, Direction, Target},
     verdict::Verdict,
 };
-use kernel::bindings::{self, EBUSY, EINTR, EINVAL, EIO, EOVERFLOW, ERANGE, EREMOTEIO};
+use kernel::bindings::{
+    self, EBUSY, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOSPC, EOVERFLOW, ERANGE, EREMOTEIO,
+};
 
 /// A checked request.
 pub(crate) struct Request {
@@ -93,6 +95,10 @@ pub(crate) fn run(
         let Some(slice) = inside.slice(request.buffer_offset + out.bytes, len) else {
             return stop(out, ERANGE, Reason::OutOfRange, path, certainty);
         };
+        let write = request.direction == Direction::Write;
+        let offset = request.buffer_offset + out.bytes;
+        // SAFETY: Passes integers.
+        unsafe { sys::vramio_trace_submit(write, at, offset, len, path as u32) };
         let part = submit(
             request.direction,
             target,
@@ -164,12 +170,12 @@ fn finish(out: &mut VramioIo, path: Path, certainty: Certainty) {
 
 /// Everything was aligned and in range before, so these errors are the mapping's.
 fn error_reason(errno: u32) -> Reason {
-    if errno == EINVAL || errno == EREMOTEIO {
-        Reason::MapRefused
-    } else if errno == EINTR {
-        Reason::Interrupted
-    } else {
-        Reason::IoError
+    match errno {
+        EINVAL | EREMOTEIO => Reason::MapRefused,
+        EINTR => Reason::Interrupted,
+        EFBIG => Reason::FileSize,
+        ENOSPC | EDQUOT => Reason::NoSpace,
+        _ => Reason::IoError,
     }
 }
 

@@ -73,6 +73,11 @@ impl PciRef {
         u32::from(unsafe { sys::vramio_pci_devid(self.as_ptr()) })
     }
 
+    /// As the kernel prints it: domain, bus, device and function.
+    pub(crate) fn name(&self) -> Name {
+        bdf(self.as_ptr())
+    }
+
     /// Whether its driver is bound, or about to be, and not being unbound.
     pub(crate) fn is_bound(&self) -> bool {
         // SAFETY: The device is live; the state is a plain integer.

@@ -15,11 +15,12 @@ use crate::{
     abi::{Reason, Refusal},
     buffer::Buffer,
     pci::PciRef,
-    sys,
+    stats::Counters,
+    sys, tally,
 };
 use core::pin::Pin;
 use kernel::{
-    bindings::{self, ENODEV, ENOSPC},
+    bindings::{self, ENODEV, ENOMEM, ENOSPC},
     error::to_result,
     ffi,
     prelude::*,
@@ -43,6 +44,7 @@ pub(crate) struct Provider {
     pgmap: *const bindings::dev_pagemap,
     pdev: PciRef,
     hint: u16,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: The pgmap's address is compared, never followed.
@@ -57,6 +59,11 @@ impl Provider {
     /// Which one it is, since the module was loaded.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// What its requests did.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// The device that the memory is on.
@@ -136,7 +143,9 @@ impl Share {
         // SAFETY: Arithmetic.
         let addr = unsafe { sys::vramio_pfn_phys(pfn) };
         let pdev = PciRef::owner_of(addr).ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?;
+        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
         let provider = Provider {
+            counters: tally::of(&pdev).map_err(no_memory)?,
             id: LAST_ID.fetch_add(1, Relaxed) + 1,
             pgmap,
             pdev,

@@ -7,12 +7,14 @@ use kernel::prelude::*;
 mod abi;
 mod block;
 mod buffer;
+mod charge;
 mod compat;
 mod ctx;
 mod dev;
 mod event;
 mod io;
 mod known;
+mod limits;
 mod node;
 mod pci;
 mod pins;
@@ -24,6 +26,7 @@ mod stack;
 mod stats;
 mod sys;
 mod sysfs;
+mod tally;
 mod target;
 mod verdict;
 
@@ -33,6 +36,24 @@ module! {
     authors: ["the vramio authors"],
     description: "File data between NVMe drives and GPU memory by one DMA",
     license: "GPL",
+    params: {
+        max_open_registrations: u32 {
+            default: 4096,
+            description: "Most registrations of one open file of /dev/vramio",
+        },
+        max_open_mib: u64 {
+            default: 1048576,
+            description: "Most registered memory of one open file, MiB",
+        },
+        max_user_registrations: u32 {
+            default: 16384,
+            description: "Most registrations of one user",
+        },
+        max_user_mib: u64 {
+            default: 4194304,
+            description: "Most registered memory of one user, MiB",
+        },
+    },
 }
 
 /// Fields are dropped in the order of their declaration: no new open file first,
@@ -46,6 +67,8 @@ struct Vramio {
     reclaim: reclaim::Reclaim,
     sysfs: sysfs::Sysfs,
     block: block::Unwatch,
+    #[pin]
+    tally: tally::Tally,
 }
 
 impl kernel::InPlaceModule for Vramio {
@@ -54,8 +77,11 @@ impl kernel::InPlaceModule for Vramio {
         unsafe {
             provider::init();
             block::init();
+            charge::init();
+            tally::init();
         }
         try_pin_init!(Self {
+            tally <- tally::Tally::new(),
             block: block::Unwatch,
             sysfs: sysfs::Sysfs::new()?,
             reclaim: reclaim::Reclaim::new()?,

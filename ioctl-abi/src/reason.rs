@@ -162,6 +162,10 @@ pub enum Reason {
     UserBytes = 106,
     /// The devices below a stacked block device cannot be named.
     LeafUnknown = 107,
+    /// The write would go beyond RLIMIT_FSIZE, or the file system's largest file.
+    FileSize = 108,
+    /// The file system has no space left, or the user's quota is used up.
+    NoSpace = 109,
     /// `/dev/vramio` does not exist: the module is not loaded.
     NoModule = 256,
     /// The module's ABI is older than this program needs.
@@ -174,7 +178,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 79] = [
+    pub const ALL: [Reason; 81] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -250,6 +254,8 @@ impl Reason {
         Reason::UserRegistrations,
         Reason::UserBytes,
         Reason::LeafUnknown,
+        Reason::FileSize,
+        Reason::NoSpace,
         Reason::NoModule,
         Reason::ModuleAbi,
         Reason::NoPermission,
@@ -652,6 +658,16 @@ impl Reason {
                 "leaf-unknown",
                 "the devices below the stacked block device cannot all be named",
                 "use the NVMe drive, md raid0/1/10 or linear and striped volumes",
+            ),
+            Reason::FileSize => (
+                "file-size",
+                "the write goes beyond RLIMIT_FSIZE or the file system's largest file",
+                "raise the limit (ulimit -f), or write a smaller file",
+            ),
+            Reason::NoSpace => (
+                "no-space",
+                "the file system has no space left, or the user's quota is used up",
+                "free space, or raise the quota",
             ),
             Reason::NoModule => (
                 "no-module",

@@ -25,6 +25,12 @@ impl Name {
         self.0
     }
 
+    /// The text; a question mark where it is not UTF-8.
+    pub fn as_str(&self) -> &str {
+        let len = self.0.iter().take_while(|&&b| b != 0).count();
+        core::str::from_utf8(&self.0[..len]).unwrap_or("?")
+    }
+
     /// Whether there is no text.
     pub fn is_empty(&self) -> bool {
         self.0[0] == 0
@@ -162,6 +168,8 @@ mod tests {
         assert!(name.is_empty());
         write!(name, "{:04x}:{:02x}", 1, 0xab).unwrap();
         assert_eq!(&name.bytes()[..8], b"0001:ab\0");
+        assert_eq!(name.as_str(), "0001:ab");
+        assert_eq!(Name::new(b"\xff").as_str(), "?");
     }
 
     proptest! {

@@ -44,6 +44,9 @@
 /* _IO(0xBE, 5), takes a struct vramio_io: GPU memory to file. */
 #define VRAMIO_IOC_WRITE _IO(VRAMIO_IOC_TYPE, 5)
 
+/* _IO(0xBE, 7), takes a struct vramio_stats. */
+#define VRAMIO_IOC_STATS _IO(VRAMIO_IOC_TYPE, 7)
+
 /*
  * The ABI's version. It grows when a structure or a rule is added; nothing that
  * was published is ever removed or changed.
@@ -55,6 +58,15 @@
 
 /* vramio_probe.flags: ask for a write; without it the probe asks for a read. */
 #define VRAMIO_PROBE_WRITE (1U << 0)
+
+/* vramio_stats.scope: all of the module, since it was loaded. */
+#define VRAMIO_STATS_MODULE 0
+
+/* vramio_stats.scope: this open file. */
+#define VRAMIO_STATS_OPEN 1
+
+/* vramio_stats.scope: one provider, since its first registration. */
+#define VRAMIO_STATS_PROVIDER 2
 
 /* How the bytes of a request travelled. */
 enum vramio_path {
@@ -274,6 +286,12 @@ enum vramio_reason {
 	VRAMIO_REASON_USER_BYTES = 106,
 	/* The devices below a stacked block device cannot be named. */
 	VRAMIO_REASON_LEAF_UNKNOWN = 107,
+	/*
+	 * The write would go beyond RLIMIT_FSIZE, or the file system's largest file.
+	 */
+	VRAMIO_REASON_FILE_SIZE = 108,
+	/* The file system has no space left, or the user's quota is used up. */
+	VRAMIO_REASON_NO_SPACE = 109,
 	/* /dev/vramio does not exist: the module is not loaded. */
 	VRAMIO_REASON_NO_MODULE = 256,
 	/* The module's ABI is older than this program needs. */
@@ -330,7 +348,7 @@ struct vramio_info {
  * Errors: EINVAL (unaligned, empty or wrapping range, flags), EFAULT (part
  * of the range is not mapped or not writable), EOPNOTSUPP (memory that is not
  * P2PDMA, or of more than one provider), ENODEV (the provider is going away),
- * ENOSPC (a limit of struct vramio_info), EPERM (called from another process
+ * ENOSPC (a limit of the open file), EDQUOT (a limit of the user), EPERM (called from another process
  * image than the one that opened the file), ENOMEM.
  */
 struct vramio_register {
@@ -357,6 +375,11 @@ struct vramio_register {
 	__u32 reason;
 	/* Must be 0. */
 	__u32 reserved;
+	/*
+	 * Out: the limit that the call failed at, registrations or bytes as the reason
+	 * says; 0: none. Since version 2.
+	 */
+	__u64 limit;
 };
 
 /*
@@ -497,6 +520,50 @@ struct vramio_probe {
 	 * 2; a caller with the structure of version 1 does not get it.
 	 */
 	__u8 component[32];
+};
+
+/*
+ * Counters. Each is exact; together they are no snapshot.
+ *
+ * Errors: EINVAL (unknown scope), ENODEV (no registration was ever made of the
+ * provider's memory).
+ */
+struct vramio_stats {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Whose counters: VRAMIO_STATS_*. */
+	__u32 scope;
+	/* PCI domain of the provider; ignored for another scope. */
+	__u32 provider_domain;
+	/* bus << 8 | device << 3 | function of the provider; as above. */
+	__u32 provider_devid;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+	/*
+	 * Out: requests that moved data or were at the end of the file: reads, writes.
+	 */
+	__u64 requests[2];
+	/* Out: bytes that they moved: by reads, by writes. */
+	__u64 bytes[2];
+	/* Out: of those, bytes that the CPU moved (vramio_io.uncovered). */
+	__u64 uncovered;
+	/* Out: requests that are under way. */
+	__u64 in_flight;
+	/* Out: requests by enum vramio_certainty. */
+	__u64 certainty[4];
+	/*
+	 * Out: requests by the time that they took: at index i those of 2^i ns and more,
+	 * but less than 2^(i+1) ns; the last also counts all that took longer. The first
+	 * 32 are reads, the others are writes. Requests that failed are counted, too.
+	 */
+	__u64 latency[64];
+	/*
+	 * Out: refusals, failures and results below VRAMIO_CERTAINTY_CONSISTENT, by
+	 * enum vramio_reason.
+	 */
+	__u64 reasons[128];
 };
 
 #endif /* _UAPI_LINUX_VRAMIO_H */

@@ -85,6 +85,7 @@ fn facts() -> Vec<Fact> {
             provider_devid,
             reason,
             reserved,
+            limit,
         ]
     );
     structure!(
@@ -141,6 +142,26 @@ fn facts() -> Vec<Fact> {
             component,
         ]
     );
+    structure!(
+        facts,
+        VramioStats,
+        "vramio_stats",
+        [
+            size,
+            flags,
+            scope,
+            provider_domain,
+            provider_devid,
+            reason,
+            requests,
+            bytes,
+            uncovered,
+            in_flight,
+            certainty,
+            latency,
+            reasons,
+        ]
+    );
     constants!(
         facts,
         [
@@ -151,6 +172,10 @@ fn facts() -> Vec<Fact> {
             VRAMIO_IOC_PROBE,
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
+            VRAMIO_IOC_STATS,
+            VRAMIO_STATS_MODULE,
+            VRAMIO_STATS_OPEN,
+            VRAMIO_STATS_PROVIDER,
             VRAMIO_ABI_VERSION,
             VRAMIO_FEATURE_USER_MAPPING,
             VRAMIO_PROBE_WRITE,
@@ -263,7 +288,7 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 5);
+    assert_eq!(structures, 6);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so
