@@ -55,6 +55,9 @@ pub(crate) trait Argument: AsBytes + FromBytes + Copy + Default {
     /// Checks flags and reserved members.
     fn check(&self) -> Result<(), Refusal>;
 
+    /// The size that the caller says it has, bytes.
+    fn size(&self) -> u32;
+
     /// Where the reason goes.
     fn reason(&mut self) -> &mut u32;
 }
@@ -97,6 +100,10 @@ macro_rules! argument {
                 Ok(())
             }
 
+            fn size(&self) -> u32 {
+                self.size
+            }
+
             fn reason(&mut self) -> &mut u32 {
                 &mut self.reason
             }
@@ -121,9 +128,12 @@ pub(crate) fn call<T: Argument>(
     arg: usize,
     body: impl FnOnce(&mut T) -> Result<(), Refusal>,
 ) -> Result<isize> {
-    let size = UserSlice::new(UserPtr::from_addr(arg), size_of::<u32>())
+    // What every version has, in one go.
+    let mut value = T::default();
+    UserSlice::new(UserPtr::from_addr(arg), T::FIRST_SIZE)
         .reader()
-        .read::<u32>()? as usize;
+        .read_slice(&mut value.as_bytes_mut()[..T::FIRST_SIZE])?;
+    let size = value.size() as usize;
     let known = size_of::<T>();
     if size < T::FIRST_SIZE {
         return Err(EINVAL);
@@ -134,12 +144,14 @@ pub(crate) fn call<T: Argument>(
     }
 
     let shared = size.min(known);
-    let mut value = T::default();
-    let mut reader = UserSlice::new(UserPtr::from_addr(arg), size).reader();
-    reader.read_slice(&mut value.as_bytes_mut()[..shared])?;
-    while !reader.is_empty() {
-        if reader.read::<u8>()? != 0 {
-            return Err(E2BIG);
+    if size > T::FIRST_SIZE {
+        let rest = UserPtr::from_addr(arg.wrapping_add(T::FIRST_SIZE));
+        let mut reader = UserSlice::new(rest, size - T::FIRST_SIZE).reader();
+        reader.read_slice(&mut value.as_bytes_mut()[T::FIRST_SIZE..shared])?;
+        while !reader.is_empty() {
+            if reader.read::<u8>()? != 0 {
+                return Err(E2BIG);
+            }
         }
     }
 

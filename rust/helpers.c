@@ -468,9 +468,21 @@ unsigned int vramio_counters_len(void)
 	return VRAMIO_COUNTERS;
 }
 
-void vramio_count(unsigned int counter, u64 n)
+/*
+ * Adds to counters of this CPU, of an open file and of a provider. Either of these
+ * may be NULL. Each entry is a counter and a number to add.
+ */
+void vramio_count(atomic64_t *open, atomic64_t *provider, const u64 (*add)[2], unsigned int entries)
 {
-	this_cpu_add(vramio_counters[counter], n);
+	unsigned int i;
+
+	for (i = 0; i < entries; i++) {
+		this_cpu_add(vramio_counters[add[i][0]], add[i][1]);
+		if (open)
+			atomic64_add(add[i][1], &open[add[i][0]]);
+		if (provider)
+			atomic64_add(add[i][1], &provider[add[i][0]]);
+	}
 }
 
 u64 vramio_counted(unsigned int counter)

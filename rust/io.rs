@@ -362,7 +362,12 @@ fn judge(
         Account::Unclear => (Certainty::Forecast, Reason::AccountsUnclear),
         Account::Uncovered(bytes) => {
             out.uncovered += bytes;
-            (Certainty::Refuted, Reason::CpuFilled)
+            let reason = match direction {
+                Direction::Read => Reason::CpuFilled,
+                // A write has no holes: its data went to pages that were dirty already.
+                Direction::Write => Reason::BufferedFallback,
+            };
+            (Certainty::Refuted, reason)
         }
         Account::Fallback => {
             out.uncovered += moved;

@@ -12,6 +12,7 @@ use crate::{
 };
 use core::{array, fmt};
 use kernel::{
+    bindings,
     prelude::*,
     seq_file::SeqFile,
     seq_print,
@@ -49,7 +50,10 @@ pub(crate) trait Count {
         out.in_flight = self.get(IN_FLIGHT);
         out.certainty = array::from_fn(|i| self.get(CERTAINTY + i));
         out.latency = array::from_fn(|i| self.get(LATENCY + i));
-        out.reasons = array::from_fn(|i| self.get(REASON + i));
+        out.reasons = array::from_fn(|i| match i {
+            0 => 0,
+            _ => self.get(REASON + i),
+        });
     }
 
     /// Gives each counter as a line, those that may be many only when not 0.
@@ -74,7 +78,7 @@ pub(crate) trait Count {
                 some(counter, format_args!("{name}-ns-from-{}", 1u64 << power));
             }
         }
-        for raw in 0..REASONS {
+        for raw in 1..REASONS {
             let name = Reason::from_raw(raw as u32).map_or("unknown", Reason::name);
             some(REASON + raw, format_args!("reason-{name}"));
         }
@@ -116,10 +120,6 @@ impl Counters {
         Self([const { Atomic::new(0) }; TOTAL])
     }
 
-    fn add(&self, counter: usize, n: u64) {
-        self.0[counter].add(n, Relaxed);
-    }
-
     /// Prints an open file's counters for fdinfo.
     pub(crate) fn show(&self, m: &SeqFile) {
         self.lines(|line| seq_print!(m, "vramio-{line}\n"));
@@ -129,27 +129,34 @@ impl Counters {
     pub(crate) fn refused(&self, refusal: Refusal) {
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_refuse(refusal.reason as u32, refusal.errno) };
-        both(self, reason(refusal.reason as u32), 1);
+        count(Some(self), None, &[[reason(refusal.reason as u32), 1]]);
     }
 }
 
-/// The counter of a reason; one that is unknown or none at all has none.
-fn reason(raw: u32) -> Option<usize> {
-    (raw != Reason::None as u32 && (raw as usize) < REASONS).then_some(REASON + raw as usize)
+/// The counter of a reason; of one that is unknown, or none at all, the first, for
+/// which nobody asks.
+fn reason(raw: u32) -> u64 {
+    (REASON + raw as usize % REASONS) as u64
 }
 
-/// Adds to a counter of an open file, or of a provider, and the module's.
-fn both(counters: &Counters, counter: Option<usize>, n: u64) {
-    if let Some(counter) = counter {
-        counters.add(counter, n);
-        module(counter, n);
-    }
-}
-
-/// Adds to a counter of the module.
-fn module(counter: usize, n: u64) {
-    // SAFETY: The counter is below `TOTAL`.
-    unsafe { sys::vramio_count(counter as u32, n) };
+/// Adds to the module's counters, and to those of an open file and of a provider.
+fn count(open: Option<&Counters>, provider: Option<&Counters>, add: &[[u64; 2]]) {
+    let pointer = |counters: Option<&Counters>| {
+        counters.map_or(core::ptr::null_mut(), |c| {
+            core::ptr::from_ref(&c.0)
+                .cast::<bindings::atomic64_t>()
+                .cast_mut()
+        })
+    };
+    // SAFETY: The counters are below `TOTAL`. `Atomic<u64>` is laid out as `atomic64_t`.
+    unsafe {
+        sys::vramio_count(
+            pointer(open),
+            pointer(provider),
+            add.as_ptr().cast(),
+            add.len() as u32,
+        )
+    };
 }
 
 /// A request under way.
@@ -163,8 +170,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Counters>) -> Self {
-        provider.add(IN_FLIGHT, 1);
-        both(open, Some(IN_FLIGHT), 1);
+        count(Some(open), Some(&provider), &[[IN_FLIGHT as u64, 1]]);
         Self {
             direction,
             provider,
@@ -178,32 +184,30 @@ impl Flight {
     pub(crate) fn end(self, open: &Counters, io: &VramioIo, result: Result<(), Refusal>) {
         // SAFETY: Reads a counter.
         let ns = unsafe { sys::vramio_nanoseconds_since(self.start) };
-        let all = |counter: Option<usize>, n: u64| {
-            if let Some(counter) = counter {
-                self.provider.add(counter, n);
-            }
-            both(open, counter, n);
-        };
-        all(Some(IN_FLIGHT), 1u64.wrapping_neg());
         let power = (ns.max(1).ilog2() as usize).min(LATENCIES - 1);
         let side = self.direction as usize;
-        all(Some(LATENCY + side * LATENCIES + power), 1);
+        let certainty = (io.certainty as usize).min(CERTAINTIES - 1);
+        let add = [
+            [IN_FLIGHT as u64, 1u64.wrapping_neg()],
+            [(LATENCY + side * LATENCIES + power) as u64, 1],
+            [(REQUESTS + side) as u64, 1],
+            [(BYTES + side) as u64, io.bytes],
+            [(CERTAINTY + certainty) as u64, 1],
+            // Rarely more than nothing.
+            [reason(io.reason), 1],
+            [UNCOVERED as u64, io.uncovered],
+        ];
+        let entries = match result {
+            Err(_) => 2,
+            Ok(()) if io.reason == Reason::None as u32 => 5,
+            Ok(()) => add.len(),
+        };
+        count(Some(open), Some(&self.provider), &add[..entries]);
         if let Err(refusal) = result {
-            if let Some(counter) = reason(refusal.reason as u32) {
-                self.provider.add(counter, 1);
-            }
+            let counter = REASON + refusal.reason as usize % REASONS;
+            self.provider.0[counter].add(1, Relaxed);
             return;
         }
-        all(Some(REQUESTS + side), 1);
-        all(Some(BYTES + side), io.bytes);
-        if io.uncovered != 0 {
-            all(Some(UNCOVERED), io.uncovered);
-        }
-        all(
-            Some(CERTAINTY + (io.certainty as usize).min(CERTAINTIES - 1)),
-            1,
-        );
-        all(reason(io.reason), 1);
         let write = self.direction == Direction::Write;
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_complete(write, io.bytes, ns, io.certainty, io.reason) };
