@@ -28,8 +28,8 @@
 
 #include "trace.h"
 
-/* Words of vramio_file_stamp(). */
-#define VRAMIO_STAMP 8
+/* Words of vramio_file_look(). */
+#define VRAMIO_LOOK 12
 /* Counters of rust/stats.rs. */
 #define VRAMIO_COUNTERS 202
 
@@ -126,21 +126,6 @@ bool vramio_range_blockable(const struct mmu_notifier_range *range)
 
 /* --- files --- */
 
-umode_t vramio_file_type(const struct file *file)
-{
-	return file_inode(file)->i_mode & S_IFMT;
-}
-
-loff_t vramio_file_size(const struct file *file)
-{
-	return i_size_read(file->f_mapping->host);
-}
-
-unsigned int vramio_file_mode(const struct file *file)
-{
-	return (__force unsigned int)file->f_mode;
-}
-
 unsigned long vramio_file_magic(const struct file *file)
 {
 	return file_inode(file)->i_sb->s_magic;
@@ -189,43 +174,9 @@ int vramio_file_attributes(const struct file *file, u32 *flags, u32 *xflags)
 	return ret;
 }
 
-u64 vramio_file_blocks(const struct file *file)
-{
-	return file_inode(file)->i_blocks;
-}
-
 unsigned int vramio_file_block_bits(const struct file *file)
 {
 	return file_inode(file)->i_blkbits;
-}
-
-/*
- * What a verdict on a file depends on, by plain loads. rust/stamp.rs says what
- * is compared.
- */
-void vramio_file_stamp(const struct file *file, u64 stamp[VRAMIO_STAMP])
-{
-	const struct address_space *mapping = file->f_mapping;
-	struct inode *inode = mapping->host;
-	struct block_device *bdev = S_ISBLK(inode->i_mode) ? I_BDEV(inode) : inode->i_sb->s_bdev;
-	const struct request_queue *q;
-
-	stamp[0] = (unsigned long)inode;
-	stamp[1] = inode->i_ino;
-	stamp[2] = (u64)inode->i_generation << 32 |
-		   (inode->i_flags & (S_DAX | S_ENCRYPTED | S_VERITY)) |
-		   (mapping_stable_writes(mapping) ? BIT(31) : 0);
-	stamp[3] = (unsigned long)READ_ONCE(mapping->a_ops);
-	stamp[4] = (unsigned long)bdev;
-	if (!bdev) {
-		stamp[5] = stamp[6] = stamp[7] = 0;
-		return;
-	}
-	q = bdev_get_queue(bdev);
-	stamp[5] = bdev->bd_disk->diskseq;
-	stamp[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
-	stamp[7] = (u64)q->limits.integrity.metadata_size << 32 |
-		   q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
 }
 
 /*
@@ -237,6 +188,40 @@ u64 vramio_file_change(const struct file *file)
 	const struct inode *inode = file->f_mapping->host;
 
 	return (u64)inode_get_ctime_sec(inode) << 30 ^ inode_get_ctime_nsec(inode);
+}
+
+/*
+ * A file by plain loads. The first eight words are what a verdict on it depends on
+ * (rust/verdict.rs), the others what a request asks (rust/target.rs).
+ */
+void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
+{
+	const struct address_space *mapping = file->f_mapping;
+	struct inode *inode = mapping->host;
+	bool block = S_ISBLK(inode->i_mode);
+	struct block_device *bdev = block ? I_BDEV(inode) : inode->i_sb->s_bdev;
+
+	look[0] = (unsigned long)file_inode(file);
+	look[1] = inode->i_ino;
+	look[2] = (u64)inode->i_generation << 32 |
+		  (inode->i_flags & (S_DAX | S_ENCRYPTED | S_VERITY)) |
+		  (mapping_stable_writes(mapping) ? BIT(31) : 0);
+	look[3] = (unsigned long)READ_ONCE(mapping->a_ops);
+	look[4] = (unsigned long)bdev;
+	if (bdev) {
+		const struct request_queue *q = bdev_get_queue(bdev);
+
+		look[5] = bdev->bd_disk->diskseq;
+		look[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
+		look[7] = (u64)q->limits.integrity.metadata_size << 32 |
+			  q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
+	} else {
+		look[5] = look[6] = look[7] = 0;
+	}
+	look[8] = (u64)(inode->i_mode & S_IFMT) << 32 | (__force u32)file->f_mode;
+	look[9] = i_size_read(inode);
+	look[10] = inode->i_blocks;
+	look[11] = vramio_file_change(file);
 }
 
 bool vramio_file_change_exact(const struct file *file)

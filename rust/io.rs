@@ -216,7 +216,7 @@ fn submit(
     at: u64,
 ) -> Part {
     let file = target.as_ptr();
-    let known = verdict.known.covers(at, slice.len) && verdict.known.holds(target);
+    let known = verdict.known.covers(at, slice.len);
     if direction == Direction::Read && target.is_regular() && !known {
         // Reads of the mapping's own blocks would be in the account, and could stand
         // for a hole of the same size. Not every file system offers this; then the

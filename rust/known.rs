@@ -37,9 +37,9 @@ impl Known {
         self.start <= at && at.checked_add(len).is_some_and(|end| end <= self.end)
     }
 
-    /// Whether the file is as it was.
+    /// Whether the file is as it was when this was found.
     pub(crate) fn holds(&self, target: &Target) -> bool {
-        self.change == target.change()
+        self.change == target.change_now()
     }
 
     /// Brings the knowledge up to date before a read of `[at, at + len)`. Returns
@@ -74,7 +74,7 @@ impl Known {
             let ret = sys::vramio_file_ask_change(file, &mut self.change);
             if ret != 0 || !sys::vramio_file_change_exact(file) {
                 self.next = 0;
-                self.change = target.change();
+                self.change = target.change_now();
                 self.met = self.change;
                 return;
             }

@@ -42,9 +42,8 @@ pub(crate) struct Align {
 /// once for many requests (verdict.rs).
 pub(crate) struct Target {
     file: ARef<File>,
-    is_block: bool,
-    /// Whether it can do direct I/O at all.
-    direct: bool,
+    /// When the request began.
+    look: [u64; 12],
     direction: Direction,
 }
 
@@ -90,19 +89,45 @@ impl Target {
         let file = LocalFile::fget(fd).map_err(|_| bad)?;
         // SAFETY: An ioctl runs without fdget_pos().
         let file = unsafe { LocalFile::assume_no_fdget_pos(file) };
-        let is_block = check_type(&file)?;
-        let direct = check_mode(&file, direction)?;
-        Ok(Self {
+        let mut look = [0; 12];
+        // SAFETY: The file is open, and keeps what is below it; there is room for 12 words.
+        unsafe { sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr()) };
+        let target = Self {
             file,
-            is_block,
-            direct,
+            look,
             direction,
-        })
+        };
+        target.check_type()?;
+        target.check_mode()?;
+        Ok(target)
+    }
+
+    fn check_type(&self) -> Result<(), Refusal> {
+        match self.file_type() {
+            bindings::S_IFREG | bindings::S_IFBLK => Ok(()),
+            bindings::S_IFDIR => refuse(EISDIR, Reason::FileType),
+            _ => refuse(EINVAL, Reason::FileType),
+        }
+    }
+
+    /// Checks how the file is open.
+    fn check_mode(&self) -> Result<(), Refusal> {
+        let needed = match self.direction {
+            Direction::Read => sys::VRAMIO_CONST_FMODE_READ,
+            Direction::Write => sys::VRAMIO_CONST_FMODE_WRITE,
+        };
+        if self.mode() & needed == 0 {
+            return refuse(EBADF, Reason::OpenMode);
+        }
+        if self.direction == Direction::Write && self.file.flags() & bindings::O_APPEND != 0 {
+            return refuse(EINVAL, Reason::AppendMode);
+        }
+        Ok(())
     }
 
     /// Judges the file system and the file.
     pub(crate) fn attributes(&self, facts: &mut Facts) -> Result<Attributes, Refusal> {
-        let attributes = if self.is_block {
+        let attributes = if !self.is_regular() {
             let bdev = self.bdev()?;
             // SAFETY: The open file keeps the device alive, in both calls.
             let align = unsafe {
@@ -119,7 +144,7 @@ impl Target {
         } else {
             check_file_system(&self.file, &mut facts.component)?
         };
-        if !self.direct {
+        if !self.is_direct() {
             return refuse(EOPNOTSUPP, Reason::NoDirectIo);
         }
         facts.align = Some(attributes.align);
@@ -156,9 +181,23 @@ impl Target {
         self.file.as_ptr()
     }
 
+    fn file_type(&self) -> u32 {
+        (self.look[8] >> 32) as u32
+    }
+
+    fn mode(&self) -> u32 {
+        self.look[8] as u32
+    }
+
+    /// What a verdict depends on.
+    pub(crate) fn stamp(&self) -> &[u64; 8] {
+        let [stamp @ .., _, _, _, _] = &self.look;
+        stamp
+    }
+
     /// Whether it can do direct I/O at all.
     pub(crate) fn is_direct(&self) -> bool {
-        self.direct
+        self.mode() & sys::VRAMIO_CONST_FMODE_CAN_ODIRECT != 0
     }
 
     pub(crate) fn direction(&self) -> Direction {
@@ -167,32 +206,33 @@ impl Target {
 
     /// Whether it is a regular file.
     pub(crate) fn is_regular(&self) -> bool {
-        !self.is_block
+        self.file_type() == bindings::S_IFREG
     }
 
-    /// Its size now, bytes.
+    /// Its size when the request began, bytes.
     pub(crate) fn size(&self) -> u64 {
-        // SAFETY: The file is open.
-        let size = unsafe { sys::vramio_file_size(self.as_ptr()) };
-        u64::try_from(size).unwrap_or(0)
+        self.look[9]
     }
 
-    /// The file's last change.
+    /// Its last change when the request began.
     pub(crate) fn change(&self) -> u64 {
+        self.look[11]
+    }
+
+    /// Its last change now.
+    pub(crate) fn change_now(&self) -> u64 {
         // SAFETY: The file is open.
         unsafe { sys::vramio_file_change(self.as_ptr()) }
     }
 
     /// Most bytes to hand to the file system at once.
     pub(crate) fn part_bytes(&self, attributes: &Attributes) -> u64 {
-        if self.is_block {
+        if !self.is_regular() {
             return split::PART_BYTES;
         }
-        // SAFETY: The file is open.
-        let blocks = || unsafe { sys::vramio_file_blocks(self.as_ptr()) };
         let allocated = attributes
             .allocated
-            .unwrap_or_else(|| blocks().saturating_mul(512));
+            .unwrap_or(self.look[10].saturating_mul(512));
         split::cap(self.size(), allocated)
     }
 }
@@ -251,34 +291,6 @@ pub(crate) fn route(
     facts.component = Name::default();
     facts.distance = Some(whole.distance);
     Ok(whole)
-}
-
-/// Whether the file is a block device; refused when it is not a regular file either.
-fn check_type(file: &File) -> Result<bool, Refusal> {
-    // SAFETY: The file is open.
-    match u32::from(unsafe { sys::vramio_file_type(file.as_ptr()) }) {
-        bindings::S_IFREG => Ok(false),
-        bindings::S_IFBLK => Ok(true),
-        bindings::S_IFDIR => refuse(EISDIR, Reason::FileType),
-        _ => refuse(EINVAL, Reason::FileType),
-    }
-}
-
-/// Checks how the file is open. Returns whether it can do direct I/O.
-fn check_mode(file: &File, direction: Direction) -> Result<bool, Refusal> {
-    // SAFETY: The file is open.
-    let mode = unsafe { sys::vramio_file_mode(file.as_ptr()) };
-    let needed = match direction {
-        Direction::Read => sys::VRAMIO_CONST_FMODE_READ,
-        Direction::Write => sys::VRAMIO_CONST_FMODE_WRITE,
-    };
-    if mode & needed == 0 {
-        return refuse(EBADF, Reason::OpenMode);
-    }
-    if direction == Direction::Write && file.flags() & bindings::O_APPEND != 0 {
-        return refuse(EINVAL, Reason::AppendMode);
-    }
-    Ok(mode & sys::VRAMIO_CONST_FMODE_CAN_ODIRECT != 0)
 }
 
 /// The file system, and what it says about the file.

@@ -18,7 +18,6 @@ use crate::{
     known::Known,
     provider::Provider,
     stack::{Layer, Stack},
-    sys,
     target::{self, Attributes, Direction, Facts, Route, Target},
 };
 use core::mem;
@@ -46,11 +45,8 @@ struct Key {
 
 impl Key {
     fn of(target: &Target, provider: &Provider) -> Self {
-        let mut stamp = [0; 8];
-        // SAFETY: The file is open, and keeps what is below it; there is room for 8 words.
-        unsafe { sys::vramio_file_stamp(target.as_ptr(), stamp.as_mut_ptr()) };
         Self {
-            stamp,
+            stamp: *target.stamp(),
             provider: provider.id(),
             direction: target.direction(),
             generation: block::generation(),
