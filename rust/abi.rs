@@ -56,6 +56,9 @@ pub(crate) trait Argument: AsBytes + FromBytes + Copy + Default {
     /// Checks flags and reserved members.
     fn check(&self) -> Result<(), Refusal>;
 
+    /// The size that the caller says it has, bytes.
+    fn size(&self) -> u32;
+
     /// Where the reason goes.
     fn reason(&mut self) -> &mut u32;
 }
@@ -78,6 +81,9 @@ fn zero(reserved: u32) -> Result<(), Refusal> {
 
 macro_rules! argument {
     ($type:ty, $size:literal, $flags:expr $(, $reserved:ident)?) => {
+        argument!($type, $size from $size, $flags $(, $reserved)?);
+    };
+    ($type:ty, $size:literal from $first:literal, $flags:expr $(, $reserved:ident)?) => {
         const _: () = assert!(size_of::<$type>() == $size);
 
         // SAFETY: `repr(C)` and made of integers: every bit pattern is valid.
@@ -87,12 +93,16 @@ macro_rules! argument {
         unsafe impl AsBytes for $type {}
 
         impl Argument for $type {
-            const FIRST_SIZE: usize = $size;
+            const FIRST_SIZE: usize = $first;
 
             fn check(&self) -> Result<(), Refusal> {
                 known_flags(self.flags, $flags)?;
                 $(zero(self.$reserved)?;)?
                 Ok(())
+            }
+
+            fn size(&self) -> u32 {
+                self.size
             }
 
             fn reason(&mut self) -> &mut u32 {
@@ -103,11 +113,12 @@ macro_rules! argument {
 }
 
 argument!(VramioInfo, 56, 0);
-argument!(VramioRegister, 48, 0, reserved);
+argument!(VramioRegister, 56 from 48, 0, reserved);
 argument!(VramioRegisterDmabuf, 88, 0);
 argument!(VramioUnregister, 16, 0);
 argument!(VramioIo, 88, 0, reserved);
-argument!(VramioProbe, 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioProbe, 112 from 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioStats, 1640, 0);
 argument!(VramioBatch, 32, 0);
 
 const _: () = assert!(size_of::<VramioUring>() == 80);
@@ -177,9 +188,12 @@ pub(crate) fn call<T: Argument>(
     arg: usize,
     body: impl FnOnce(&mut T) -> Result<(), Refusal>,
 ) -> Result<isize> {
-    let size = UserSlice::new(UserPtr::from_addr(arg), size_of::<u32>())
+    // What every version has, in one go.
+    let mut value = T::default();
+    UserSlice::new(UserPtr::from_addr(arg), T::FIRST_SIZE)
         .reader()
-        .read::<u32>()? as usize;
+        .read_slice(&mut value.as_bytes_mut()[..T::FIRST_SIZE])?;
+    let size = value.size() as usize;
     let known = size_of::<T>();
     if size < T::FIRST_SIZE {
         return Err(EINVAL);
@@ -190,12 +204,14 @@ pub(crate) fn call<T: Argument>(
     }
 
     let shared = size.min(known);
-    let mut value = T::default();
-    let mut reader = UserSlice::new(UserPtr::from_addr(arg), size).reader();
-    reader.read_slice(&mut value.as_bytes_mut()[..shared])?;
-    while !reader.is_empty() {
-        if reader.read::<u8>()? != 0 {
-            return Err(E2BIG);
+    if size > T::FIRST_SIZE {
+        let rest = UserPtr::from_addr(arg.wrapping_add(T::FIRST_SIZE));
+        let mut reader = UserSlice::new(rest, size - T::FIRST_SIZE).reader();
+        reader.read_slice(&mut value.as_bytes_mut()[T::FIRST_SIZE..shared])?;
+        while !reader.is_empty() {
+            if reader.read::<u8>()? != 0 {
+                return Err(E2BIG);
+            }
         }
     }
 

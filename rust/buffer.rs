@@ -25,7 +25,7 @@ use crate::{
     mapping::Mapping,
     pages::Pages,
     pure::gate::{Gate, Passed, Word},
-    reclaim,
+    reclaim, sys,
     unbind::Tie,
 };
 use core::{cell::UnsafeCell, ops::Deref, pin::Pin};
@@ -206,7 +206,10 @@ impl Buffer {
 
     /// Closes the gate; the first reason stays. Callable in any context.
     pub(crate) fn revoke(&self, reason: Reason) {
-        let _ = self.revoked.cmpxchg(0, reason as u32, Full);
+        if self.revoked.cmpxchg(0, reason as u32, Full).is_ok() {
+            // SAFETY: Passes integers.
+            unsafe { sys::vramio_trace_revoke(self.len, reason as u32) };
+        }
         if self.gate.close() == Passed::Drained {
             self.on_drained();
         }

@@ -21,17 +21,12 @@ pub(crate) type IdInfo<'a> = Option<&'a ()>;
 #[allow(dead_code)] // The second module's.
 pub(crate) type IdInfo<'a> = &'a ();
 
-/// The value of a module parameter, from what its `value()` gives.
-#[cfg(kernel_7_3)]
-#[allow(dead_code)] // The second module's.
-pub(crate) fn parameter<T: Copy>(value: T) -> T {
-    value
-}
-/// The value of a module parameter, from what its `value()` gives.
-#[cfg(not(kernel_7_3))]
-#[allow(dead_code)] // The second module's.
-pub(crate) fn parameter<T: Copy>(value: &T) -> T {
-    *value
+/// The value of a module parameter.
+pub(crate) fn value<T: Copy>(parameter: &kernel::module_param::ModuleParamAccess<T>) -> T {
+    #[cfg(kernel_7_3)]
+    return parameter.value();
+    #[cfg(not(kernel_7_3))]
+    return *parameter.value();
 }
 
 /// A DMA in both directions.

@@ -8,13 +8,16 @@
 use crate::{
     abi::{
         self, Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
-        VramioRegisterDmabuf, VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_BATCH,
-        VRAMIO_FEATURE_DMABUF, VRAMIO_FEATURE_URING, VRAMIO_FEATURE_USER_MAPPING,
-        VRAMIO_PROBE_WRITE,
+        VramioRegisterDmabuf, VramioStats, VramioUnregister, VRAMIO_ABI_VERSION,
+        VRAMIO_FEATURE_BATCH, VRAMIO_FEATURE_DMABUF, VRAMIO_FEATURE_URING,
+        VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN,
+        VRAMIO_STATS_PROVIDER,
     },
     buffer::{self, Buffer},
+    charge::{Charge, Over},
     dmabuf::Import,
     job::{self, Job},
+    limits::Limits,
     mapping,
     pure::{
         range::{self, BadRange},
@@ -22,11 +25,13 @@ use crate::{
     },
     request::Request,
     slot::Pool,
-    stats::Stats,
-    target::{Direction, Facts, Target},
+    stats::{Count, Counters, Module},
+    sys, tally,
+    target::{self, Direction, Facts, Route, Target},
+    verdict::Verdicts,
 };
 use kernel::{
-    bindings::{EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM},
+    bindings::{EINVAL, ENODEV, ENOENT, ENOMEM, ENOSPC, EPERM},
     mm::Mm,
     new_mutex,
     page::PAGE_SIZE,
@@ -36,9 +41,6 @@ use kernel::{
     seq_print,
     sync::{aref::ARef, Arc, Mutex, SetOnce},
 };
-
-/// Most registrations of one open file.
-const MAX_REGISTRATIONS: u32 = 4096;
 
 /// One open file.
 #[pin_data]
@@ -51,13 +53,44 @@ pub(crate) struct Ctx {
     table: Mutex<Table>,
     /// Made by the first asynchronous request.
     pool: SetOnce<Pin<KBox<Pool>>>,
-    stats: Stats,
+    #[pin]
+    verdicts: Verdicts,
+    stats: Counters,
 }
 
 struct Table {
-    buffers: RBTree<u32, Arc<Buffer>>,
+    buffers: RBTree<u32, Entry>,
     count: u32,
+    bytes: u64,
     last_id: u32,
+}
+
+/// A registration of this file. It counts until it is unregistered, revoked or not.
+struct Entry {
+    buffer: Arc<Buffer>,
+    /// Ends when this does.
+    _charge: Charge,
+}
+
+impl Table {
+    /// Checks the limits of one open file for one more.
+    fn check(&self, len: u64) -> Result<(), Over> {
+        let limits = Limits::get();
+        Over::check(
+            u64::from(self.count),
+            1,
+            u64::from(limits.open_registrations),
+            ENOSPC,
+            Reason::RegistrationLimit,
+        )?;
+        Over::check(
+            self.bytes,
+            len,
+            limits.open_bytes,
+            ENOSPC,
+            Reason::OpenBytes,
+        )
+    }
 }
 
 /// What the caller of a registration learns.
@@ -78,20 +111,22 @@ impl Ctx {
             table <- new_mutex!(Table {
                 buffers: RBTree::new(),
                 count: 0,
+                bytes: 0,
                 last_id: 0,
             }),
             pool: SetOnce::new(),
-            stats: Stats::new(),
+            verdicts <- Verdicts::new(),
+            stats: Counters::new(),
         })
     }
 
-    pub(crate) fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Counters {
         &self.stats
     }
 
     pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
         out.abi_version = VRAMIO_ABI_VERSION;
-        out.max_registrations = MAX_REGISTRATIONS;
+        out.max_registrations = Limits::get().open_registrations;
         out.features = VRAMIO_FEATURE_USER_MAPPING
             | VRAMIO_FEATURE_BATCH
             | VRAMIO_FEATURE_URING
@@ -114,11 +149,19 @@ impl Ctx {
             Err(BadRange::Empty) => return Err(Refusal::new(EINVAL, Reason::EmptyRange)),
             Err(_) => return Err(Refusal::new(EINVAL, Reason::Overflow)),
         }
-        self.check_limits(arg.len)?;
+        let note = |over: Over| {
+            arg.limit = over.limit;
+            over.refusal
+        };
+        let charge = self.charge(arg.len).map_err(note)?;
         let buffer = Buffer::register(arg.len, |buffer, content| {
             mapping::build(buffer, mm, arg.addr, arg.len, content)
         })?;
-        let known = self.publish(buffer)?;
+        let note = |over: Over| {
+            arg.limit = over.limit;
+            over.refusal
+        };
+        let known = self.publish(buffer, charge).map_err(note)?;
         arg.id = known.id;
         arg.runs = known.runs;
         arg.provider_domain = known.domain;
@@ -143,12 +186,12 @@ impl Ctx {
         arg.bar_total = import.bar_size();
         let range = import.range(arg.offset, arg.len)?;
         // All of the buffer is looked at, whatever part is wanted.
-        self.check_limits(import.size())?;
+        let charge = self.charge(import.size()).map_err(|over| over.refusal)?;
         let bytes = range.end - range.start;
         let buffer = Buffer::register(bytes, |buffer, content| {
             import.build(buffer, range, content)
         })?;
-        let known = self.publish(buffer)?;
+        let known = self.publish(buffer, charge).map_err(|over| over.refusal)?;
         arg.bytes = bytes;
         arg.id = known.id;
         arg.runs = known.runs;
@@ -157,19 +200,18 @@ impl Ctx {
         Ok(())
     }
 
-    /// Checks limits before the work of registering; `insert()` decides.
-    fn check_limits(&self, len: u64) -> Result<(), Refusal> {
+    /// Checks the limits before the work of pinning, and charges the user; `insert()`
+    /// decides for the open file.
+    fn charge(&self, len: u64) -> Result<Charge, Over> {
         if len > buffer::MAX_BYTES {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationSize));
+            return Err(Refusal::new(ENOSPC, Reason::RegistrationSize).into());
         }
-        if self.table.lock().count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
-        }
-        Ok(())
+        self.table.lock().check(len)?;
+        Charge::new(len)
     }
 
-    /// Gives a registration an id; ends it when that fails.
-    fn publish(&self, buffer: Arc<Buffer>) -> Result<Registered, Refusal> {
+    /// Gives a finished registration its id.
+    fn publish(&self, buffer: Arc<Buffer>, charge: Charge) -> Result<Registered, Over> {
         let known = buffer.enter().map(|inside| Registered {
             id: 0,
             // Far fewer than 2^32: the limit is 2^28 pages.
@@ -177,23 +219,29 @@ impl Ctx {
             domain: inside.provider().pdev().domain(),
             devid: inside.provider().pdev().devid(),
         });
-        let published = known.and_then(|known| {
-            let id = self.insert(buffer.clone())?;
+        let entry = Entry {
+            buffer: buffer.clone(),
+            _charge: charge,
+        };
+        let published = known.map_err(Over::from).and_then(|known| {
+            let id = self.insert(entry)?;
             Ok(Registered { id, ..known })
         });
-        if published.is_err() {
-            end(&buffer);
+        match &published {
+            // SAFETY: Passes integers.
+            Ok(known) => unsafe {
+                sys::vramio_trace_register(buffer.len(), known.runs, known.domain, known.devid)
+            },
+            Err(_) => end(&buffer),
         }
         published
     }
 
-    fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {
-        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
-        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
+    fn insert(&self, entry: Entry) -> Result<u32, Over> {
+        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)
+            .map_err(|_| Refusal::new(ENOMEM, Reason::NoMemory))?;
         let mut table = self.table.lock();
-        if table.count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
-        }
+        table.check(entry.buffer.len())?;
         // Ids are not used again until all others were; there are more ids than entries.
         let mut id = table.last_id;
         loop {
@@ -202,8 +250,9 @@ impl Ctx {
                 break;
             }
         }
-        table.buffers.insert(reservation.into_node(id, buffer));
+        table.bytes += entry.buffer.len();
         table.count += 1;
+        table.buffers.insert(reservation.into_node(id, entry));
         table.last_id = id;
         Ok(id)
     }
@@ -211,33 +260,34 @@ impl Ctx {
     pub(crate) fn unregister(&self, arg: &VramioUnregister) -> Result<(), Refusal> {
         self.remove(arg.id)
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
-            .map(|buffer| end(&buffer))
+            .map(|entry| end(&entry.buffer))
     }
 
     /// Ends a registration whose id the caller never learnt.
     pub(crate) fn undo_register(&self, id: u32) {
-        if let Some(buffer) = self.remove(id) {
-            end(&buffer);
+        if let Some(entry) = self.remove(id) {
+            end(&entry.buffer);
         }
     }
 
     /// Ends all registrations: the file is being closed for good.
     pub(crate) fn close(&self) {
         let buffers = core::mem::replace(&mut self.table.lock().buffers, RBTree::new());
-        for buffer in buffers.values() {
-            buffer.revoke(Reason::Revoked);
+        for entry in buffers.values() {
+            entry.buffer.revoke(Reason::Revoked);
         }
-        for buffer in buffers.values() {
-            buffer.wait_released();
+        for entry in buffers.values() {
+            entry.buffer.wait_released();
         }
     }
 
-    fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
+    fn remove(&self, id: u32) -> Option<Entry> {
         let mut table = self.table.lock();
         let node = table.buffers.remove_node(&id)?;
+        let entry = node.to_key_value().1;
         table.count -= 1;
-        drop(table);
-        Some(node.to_key_value().1)
+        table.bytes -= entry.buffer.len();
+        Some(entry)
     }
 
     fn buffer(&self, id: u32) -> Result<Arc<Buffer>, Refusal> {
@@ -245,13 +295,18 @@ impl Ctx {
             .lock()
             .buffers
             .get(&id)
-            .cloned()
+            .map(|entry| entry.buffer.clone())
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
     }
 
     /// Checks a request and prepares it.
     pub(crate) fn begin(&self, request: Request) -> Result<Job, Refusal> {
-        Job::begin(request, self.buffer(request.buffer)?)
+        Job::begin(
+            request,
+            self.buffer(request.buffer)?,
+            &self.verdicts,
+            &self.stats,
+        )
     }
 
     /// The slots of asynchronous requests.
@@ -274,9 +329,20 @@ impl Ctx {
     pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
         abi::clear_results(arg);
         let mut job = self.begin(Request::of_io(direction, arg))?;
-        let results = job::run(&mut job)?;
-        self.stats.completed(direction, &results);
+        let results = job::run(&mut job, &self.stats)?;
         abi::fill_results(arg, &results);
+        Ok(())
+    }
+
+    pub(crate) fn count(&self, out: &mut VramioStats) -> Result<(), Refusal> {
+        match out.scope {
+            VRAMIO_STATS_MODULE => Module.fill(out),
+            VRAMIO_STATS_OPEN => self.stats.fill(out),
+            VRAMIO_STATS_PROVIDER => tally::find(out.provider_domain, out.provider_devid)
+                .ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?
+                .fill(out),
+            _ => return Err(Refusal::new(EINVAL, Reason::UnknownFlag)),
+        }
         Ok(())
     }
 
@@ -299,13 +365,13 @@ impl Ctx {
         arg.target_devid = facts.devid.unwrap_or(u32::MAX);
         arg.path = Path::None as u32;
         arg.certainty = Certainty::None as u32;
-        arg.distance = -1;
+        arg.distance = facts.distance.unwrap_or(-1);
+        arg.component = facts.component.bytes();
         arg.error = 0;
         match verdict {
             Ok(Some(route)) => {
                 arg.path = route.path as u32;
                 arg.certainty = Certainty::Forecast as u32;
-                arg.distance = route.distance;
             }
             Ok(None) => {}
             // There is nothing to ask about.
@@ -321,7 +387,7 @@ impl Ctx {
     pub(crate) fn show(&self, m: &SeqFile) {
         let table = self.table.lock();
         seq_print!(m, "vramio-registrations:\t{}\n", table.count);
-        for (id, buffer) in table.buffers.iter() {
+        for (id, Entry { buffer, .. }) in table.buffers.iter() {
             let Ok(inside) = buffer.enter() else {
                 seq_print!(
                     m,
@@ -353,14 +419,16 @@ fn forecast(
     buffer: Option<&Buffer>,
     fd: i32,
     facts: &mut Facts,
-) -> Result<Option<crate::pci::Route>, Refusal> {
-    let target = Target::open(fd, request.direction, facts)?;
+) -> Result<Option<Route>, Refusal> {
+    let target = Target::open(fd, request.direction)?;
+    let attributes = target.attributes(facts)?;
+    let stack = target.stack(facts)?;
     if let Some(buffer) = buffer {
         request.check_range(buffer)?;
     }
-    request.check_align(target.align)?;
+    request.check_align(attributes.align)?;
     buffer
-        .map(|b| target.route(b.enter()?.provider()))
+        .map(|b| target::route(&stack, b.enter()?.provider(), facts))
         .transpose()
 }
 

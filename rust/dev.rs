@@ -35,7 +35,7 @@ impl MiscDevice for Ctx {
 
     fn ioctl(me: ArcBorrow<'_, Self>, _file: &File, cmd: u32, arg: usize) -> Result<isize> {
         let refused = |refusal: abi::Refusal| {
-            me.stats().refused(refusal.reason);
+            me.stats().refused(refusal);
             refusal
         };
         match cmd {
@@ -61,6 +61,7 @@ impl MiscDevice for Ctx {
                 abi::call(arg, |a| me.transfer(Direction::Write, a).map_err(refused))
             }
             abi::VRAMIO_IOC_BATCH => abi::call(arg, |a| batch::run(&me, a)),
+            abi::VRAMIO_IOC_STATS => stats(&me, arg),
             _ => Err(ENOTTY),
         }
     }
@@ -86,4 +87,10 @@ fn registering<T: abi::Argument>(
         ctx.undo_register(id);
     }
     result
+}
+
+/// Apart, because the structure is large and the stack below a request is deep.
+#[inline(never)]
+fn stats(ctx: &Ctx, arg: usize) -> Result<isize> {
+    abi::call(arg, |a| ctx.count(a))
 }

@@ -8,6 +8,7 @@ use crate::{
     provider::Provider,
     sys,
     target::{Direction, Target},
+    verdict::Verdict,
 };
 use kernel::bindings::{self, EAGAIN, EIOCBQUEUED};
 
@@ -59,6 +60,7 @@ pub(crate) unsafe fn submit(
     iocb: *mut bindings::kiocb,
     direction: Direction,
     target: &Target,
+    verdict: &Verdict,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -74,8 +76,7 @@ pub(crate) unsafe fn submit(
         }
     };
     // A bio that has to be split cannot be submitted without waiting.
-    let splits = slice.len > target.max_nowait_bytes;
-    if wait != Wait::Does && target.nowait && !splits {
+    if wait != Wait::Does && slice.len <= verdict.attributes.max_nowait {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
         if !again || wait == Wait::MayNot {
@@ -87,7 +88,7 @@ pub(crate) unsafe fn submit(
     if direction == Direction::Read && target.is_regular() {
         // Not every file system offers this; then the charge is what it is.
         // SAFETY: The file is open.
-        let _ = unsafe { sys::vramio_file_warm_mapping(target.as_ptr(), at, slice.len) };
+        let _ = unsafe { sys::vramio_file_count_extents(target.as_ptr(), at, slice.len) };
     }
     attempt(false)
 }
@@ -147,6 +148,16 @@ unsafe fn attempt(
             ..bindings::kiocb::default()
         })
     };
+
+    // A direct write that finds the page cache in its way falls back to it.
+    // SAFETY: The file is open.
+    if direction == Direction::Write && unsafe { sys::vramio_file_cached(file) } {
+        // SAFETY: The iocb is valid.
+        let ret = unsafe { bindings::kiocb_invalidate_pages(iocb, slice.len as usize) };
+        if ret != 0 {
+            return (Outcome::Done(ret as isize), Charge::default());
+        }
+    }
 
     let before = Accounts::now(direction);
     // SAFETY: The iocb and the iterator are valid; what a queued iocb needs lives on.
@@ -211,7 +222,7 @@ fn with_class(ioprio: u16) -> u16 {
 /// The kernel's accounts of the current task.
 struct Accounts {
     bytes: u64,
-    dirtied: i32,
+    dirtied: u64,
 }
 
 impl Accounts {

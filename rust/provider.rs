@@ -10,12 +10,16 @@
 use crate::{
     abi::{Reason, Refusal},
     pci::PciRef,
-    sys,
+    stats::Counters,
+    sys, tally,
 };
 use kernel::{
-    bindings::{self, ENODEV, ENOSPC},
+    bindings::{self, ENODEV, ENOMEM, ENOSPC},
     prelude::*,
-    sync::{global_lock, Arc},
+    sync::{
+        atomic::{Atomic, Relaxed},
+        global_lock, Arc,
+    },
 };
 
 /// The first I/O priority hint for us. 1 to 7 mean command duration limits
@@ -26,9 +30,12 @@ const END_HINT: u16 = 1 << 10;
 
 /// One provider.
 pub(crate) struct Provider {
+    /// Never used again for another one.
+    id: u64,
     pgmap: *const bindings::dev_pagemap,
     pdev: PciRef,
     hint: u16,
+    counters: Arc<Counters>,
 }
 
 // SAFETY: The pgmap's address is compared, never followed.
@@ -36,7 +43,20 @@ unsafe impl Send for Provider {}
 // SAFETY: As above.
 unsafe impl Sync for Provider {}
 
+/// Providers so far.
+static LAST_ID: Atomic<u64> = Atomic::new(0);
+
 impl Provider {
+    /// Which one it is, since the module was loaded.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What its requests did.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
     /// The device that the memory is on.
     pub(crate) fn pdev(&self) -> &PciRef {
         &self.pdev
@@ -113,7 +133,15 @@ impl Share {
         // SAFETY: Arithmetic.
         let addr = unsafe { sys::vramio_pfn_phys(pfn) };
         let pdev = PciRef::owner_of(addr).ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?;
-        let provider = Arc::new(Provider { pgmap, pdev, hint }, GFP_KERNEL_ACCOUNT)?;
+        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
+        let provider = Provider {
+            counters: tally::of(&pdev).map_err(no_memory)?,
+            id: LAST_ID.fetch_add(1, Relaxed) + 1,
+            pgmap,
+            pdev,
+            hint,
+        };
+        let provider = Arc::new(provider, GFP_KERNEL_ACCOUNT)?;
         let entry = Entry {
             provider: provider.clone(),
             users: 1,

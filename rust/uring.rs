@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn uring_cmd(
         Ok(()) => -(EIOCBQUEUED as i32),
         Err(Unissued::Again) => -(EAGAIN as i32),
         Err(Unissued::Refused(refusal)) => {
-            ctx.stats().refused(refusal.reason);
+            ctx.stats().refused(refusal);
             complete(command, Err(refusal), issue_flags);
             -(EIOCBQUEUED as i32)
         }
@@ -210,10 +210,9 @@ fn finish(ctx: &Ctx, command: Command, slot: &Slot, issue_flags: ffi::c_uint) {
     };
     // SAFETY: The slot is ours, and no part of it is queued.
     let job = unsafe { pool.give(slot) };
-    let outcome = job.finish();
-    match &outcome {
-        Ok(results) => ctx.stats().completed(job.direction(), results),
-        Err(refusal) => ctx.stats().refused(refusal.reason),
+    let outcome = job.finish(ctx.stats());
+    if let Err(refusal) = outcome {
+        ctx.stats().refused(refusal);
     }
     drop(job);
     complete(command, outcome, issue_flags);

@@ -34,10 +34,12 @@ pub const VRAMIO_IOC_REGISTER_DMABUF: u32 = 0xBE06;
 
 /// `_IO(0xBE, 8)`, takes a [`VramioBatch`].
 pub const VRAMIO_IOC_BATCH: u32 = 0xBE08;
+/// `_IO(0xBE, 7)`, takes a [`VramioStats`].
+pub const VRAMIO_IOC_STATS: u32 = 0xBE07;
 
 /// The ABI's version. It grows when a structure or a rule is added; nothing that
 /// was published is ever removed or changed.
-pub const VRAMIO_ABI_VERSION: u32 = 1;
+pub const VRAMIO_ABI_VERSION: u32 = 2;
 
 /// [`VramioInfo::features`]: registers memory that the caller has mapped.
 pub const VRAMIO_FEATURE_USER_MAPPING: u64 = 1 << 0;
@@ -99,7 +101,7 @@ pub struct VramioInfo {
 /// Errors: `EINVAL` (unaligned, empty or wrapping range, flags), `EFAULT` (part
 /// of the range is not mapped or not writable), `EOPNOTSUPP` (memory that is not
 /// P2PDMA, or of more than one provider), `ENODEV` (the provider is going away),
-/// `ENOSPC` (a limit of [`VramioInfo`]), `EPERM` (called from another process
+/// `ENOSPC` (a limit of the open file), `EDQUOT` (a limit of the user), `EPERM` (called from another process
 /// image than the one that opened the file), `ENOMEM`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,6 +127,9 @@ pub struct VramioRegister {
     pub reason: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// *Out*: the limit that the call failed at, registrations or bytes as the reason
+    /// says; 0: none. Since version 2.
+    pub limit: u64,
 }
 
 /// Registers a dma-buf, or a part of it, that a GPU's driver exports: memory in a BAR
@@ -359,14 +364,86 @@ pub struct VramioProbe {
     pub mem_align: u32,
     /// *Out*: alignment of file offset and length, bytes; 0: not known.
     pub offset_align: u32,
-    /// *Out*: P2PDMA distance between the two devices, -1: none or not known.
+    /// *Out*: P2PDMA distance between the two devices, -1: none or not known. With
+    /// several devices below the file, the largest.
     pub distance: i32,
-    /// *Out*: PCI domain of the target's device; all ones: none.
+    /// *Out*: PCI domain of the target's device, of several the first one or the one
+    /// that a refusal is due to; all ones: none.
     pub target_domain: u32,
     /// *Out*: bus << 8 | device << 3 | function of the target's device.
     pub target_devid: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// *Out*: what a refusal is due to: the name of a block device, the address
+    /// of a PCI bridge, or the name of a file system; padded with NUL bytes, the
+    /// last byte always is one. Empty when there is nothing to name. Since version
+    /// 2; a caller with the structure of version 1 does not get it.
+    pub component: [u8; 32],
+}
+
+/// [`VramioStats::scope`]: all of the module, since it was loaded.
+pub const VRAMIO_STATS_MODULE: u32 = 0;
+/// [`VramioStats::scope`]: this open file.
+pub const VRAMIO_STATS_OPEN: u32 = 1;
+/// [`VramioStats::scope`]: one provider, since its first registration.
+pub const VRAMIO_STATS_PROVIDER: u32 = 2;
+
+/// Counters. Each is exact; together they are no snapshot.
+///
+/// Errors: `EINVAL` (unknown scope), `ENODEV` (no registration was ever made of the
+/// provider's memory).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VramioStats {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Whose counters: `VRAMIO_STATS_*`.
+    pub scope: u32,
+    /// PCI domain of the provider; ignored for another scope.
+    pub provider_domain: u32,
+    /// bus << 8 | device << 3 | function of the provider; as above.
+    pub provider_devid: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+    /// *Out*: requests that moved data or were at the end of the file: reads, writes.
+    pub requests: [u64; 2],
+    /// *Out*: bytes that they moved: by reads, by writes.
+    pub bytes: [u64; 2],
+    /// *Out*: of those, bytes that the CPU moved ([`VramioIo::uncovered`]).
+    pub uncovered: u64,
+    /// *Out*: requests that are under way.
+    pub in_flight: u64,
+    /// *Out*: requests by [`Certainty`].
+    pub certainty: [u64; 4],
+    /// *Out*: requests by the time that they took: at index i those of 2^i ns and more,
+    /// but less than 2^(i+1) ns; the last also counts all that took longer. The first
+    /// 32 are reads, the others are writes. Requests that failed are counted, too.
+    pub latency: [u64; 64],
+    /// *Out*: refusals, failures and results below [`Certainty::Consistent`], by
+    /// `Reason`.
+    pub reasons: [u64; 128],
+}
+
+impl Default for VramioStats {
+    fn default() -> Self {
+        Self {
+            size: 0,
+            flags: 0,
+            scope: 0,
+            provider_domain: 0,
+            provider_devid: 0,
+            reason: 0,
+            requests: [0; 2],
+            bytes: [0; 2],
+            uncovered: 0,
+            in_flight: 0,
+            certainty: [0; 4],
+            latency: [0; 64],
+            reasons: [0; 128],
+        }
+    }
 }
 
 /// How the bytes of a request travelled.

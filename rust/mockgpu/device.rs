@@ -137,7 +137,7 @@ impl pci::Driver for Driver {
         pin_init::pin_init_scope(move || {
             let start = dev.resource_start(BAR)?;
             let whole = dev.resource_len(BAR)?;
-            let tail = compat::parameter(crate::module_parameters::tail_mib.value());
+            let tail = compat::value(&crate::module_parameters::tail_mib);
             let tail = u64::from(tail) << 20;
             let len = whole.checked_sub(tail).ok_or(EINVAL)?;
             // SAFETY: The device is being probed. All but the mask is undone by the driver core

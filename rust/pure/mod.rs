@@ -7,6 +7,7 @@ pub mod account;
 pub mod align;
 pub mod bars;
 pub mod gate;
+pub mod name;
 pub mod range;
 pub mod runs;
 pub mod split;

@@ -85,6 +85,7 @@ fn facts() -> Vec<Fact> {
             provider_devid,
             reason,
             reserved,
+            limit,
         ]
     );
     structure!(
@@ -161,6 +162,27 @@ fn facts() -> Vec<Fact> {
             target_domain,
             target_devid,
             reserved,
+            component,
+        ]
+    );
+    structure!(
+        facts,
+        VramioStats,
+        "vramio_stats",
+        [
+            size,
+            flags,
+            scope,
+            provider_domain,
+            provider_devid,
+            reason,
+            requests,
+            bytes,
+            uncovered,
+            in_flight,
+            certainty,
+            latency,
+            reasons,
         ]
     );
     structure!(
@@ -208,6 +230,10 @@ fn facts() -> Vec<Fact> {
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
             VRAMIO_IOC_REGISTER_DMABUF,
+            VRAMIO_IOC_STATS,
+            VRAMIO_STATS_MODULE,
+            VRAMIO_STATS_OPEN,
+            VRAMIO_STATS_PROVIDER,
             VRAMIO_ABI_VERSION,
             VRAMIO_FEATURE_USER_MAPPING,
             VRAMIO_FEATURE_DMABUF,
@@ -321,7 +347,7 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 8);
+    assert_eq!(structures, 9);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so

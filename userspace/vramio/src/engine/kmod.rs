@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(
             probe,
             VramioProbe {
-                size: 80,
+                size: 112,
                 flags: VRAMIO_PROBE_WRITE,
                 fd: file.as_raw_fd(),
                 buffer: 3,
