@@ -2,6 +2,7 @@
 
 //! The ioctl ABI, and copying its structures from and to user space.
 
+use crate::job::Results;
 use core::mem::size_of;
 use kernel::{
     bindings,
@@ -107,6 +108,64 @@ argument!(VramioRegisterDmabuf, 88, 0);
 argument!(VramioUnregister, 16, 0);
 argument!(VramioIo, 88, 0, reserved);
 argument!(VramioProbe, 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioBatch, 32, 0);
+
+const _: () = assert!(size_of::<VramioUring>() == 80);
+
+/// Checks an entry of a batch.
+pub(crate) fn check_entry(entry: &VramioIo, size: u32) -> Result<(), Refusal> {
+    if entry.size != size {
+        return Err(Refusal::new(bindings::EINVAL, Reason::StructSize));
+    }
+    known_flags(entry.flags, VRAMIO_IO_WRITE)?;
+    zero(entry.reserved)
+}
+
+/// Checks an io_uring command.
+pub(crate) fn check_uring(arg: &VramioUring) -> Result<(), Refusal> {
+    known_flags(arg.flags, 0)?;
+    zero(arg.reserved | u32::from(arg.reserved2 != [0; 5]))
+}
+
+/// Zeroes the results.
+pub(crate) fn clear_results(arg: &mut VramioIo) {
+    *arg = VramioIo {
+        size: arg.size,
+        flags: arg.flags,
+        fd: arg.fd,
+        buffer: arg.buffer,
+        file_offset: arg.file_offset,
+        buffer_offset: arg.buffer_offset,
+        len: arg.len,
+        ..VramioIo::default()
+    };
+}
+
+/// Fills in the results.
+pub(crate) fn fill_results(arg: &mut VramioIo, results: &Results) {
+    arg.bytes = results.bytes;
+    arg.submitted = results.submitted;
+    arg.uncovered = results.uncovered;
+    arg.path = results.path as u32;
+    arg.reason = results.reason as u32;
+    arg.certainty = results.certainty as u32;
+    arg.error = results.error as i32;
+    arg.parts = results.parts;
+}
+
+/// The results as the extra word of an io_uring completion.
+pub(crate) fn pack(results: &Results) -> u64 {
+    let uncovered = results.uncovered.div_ceil(512).min(u64::from(u32::MAX));
+    u64::from(results.path as u32)
+        | u64::from(results.certainty as u32) << 8
+        | pack_reason(results.reason)
+        | uncovered << 32
+}
+
+/// A refusal as the extra word of an io_uring completion.
+pub(crate) fn pack_reason(reason: Reason) -> u64 {
+    u64::from(reason as u32) << 16
+}
 
 /// Runs one ioctl: reads the structure, checks it, calls `body`, and writes the
 /// structure back, whether the call failed or not.

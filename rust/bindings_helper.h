@@ -6,5 +6,7 @@
 const unsigned int VRAMIO_CONST_FMODE_READ = (__force unsigned int)FMODE_READ;
 const unsigned int VRAMIO_CONST_FMODE_WRITE = (__force unsigned int)FMODE_WRITE;
 const unsigned int VRAMIO_CONST_FMODE_CAN_ODIRECT = (__force unsigned int)FMODE_CAN_ODIRECT;
+const unsigned int VRAMIO_CONST_FMODE_NOWAIT = (__force unsigned int)FMODE_NOWAIT;
 const int VRAMIO_CONST_IOCB_DIRECT = (__force int)IOCB_DIRECT;
+const int VRAMIO_CONST_IOCB_NOWAIT = (__force int)IOCB_NOWAIT;
 const int VRAMIO_CONST_IOCB_WRITE = (__force int)IOCB_WRITE;

@@ -116,6 +116,14 @@ impl Deref for Inside<'_> {
     }
 }
 
+impl Inside<'_> {
+    /// Stays inside for a part that was queued; its completion leaves with
+    /// [`Buffer::leave_for_queued`].
+    pub(crate) fn stay(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.0.leave();
@@ -202,6 +210,15 @@ impl Buffer {
         if self.gate.close() == Passed::Drained {
             self.on_drained();
         }
+    }
+
+    /// Leaves for a part that was queued. Callable in any context.
+    ///
+    /// # Safety
+    ///
+    /// Called once for each [`Inside::stay`].
+    pub(crate) unsafe fn leave_for_queued(&self) {
+        self.leave();
     }
 
     fn leave(&self) {

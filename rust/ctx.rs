@@ -7,18 +7,21 @@
 
 use crate::{
     abi::{
-        Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
-        VramioRegisterDmabuf, VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_DMABUF,
-        VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE,
+        self, Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
+        VramioRegisterDmabuf, VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_BATCH,
+        VRAMIO_FEATURE_DMABUF, VRAMIO_FEATURE_URING, VRAMIO_FEATURE_USER_MAPPING,
+        VRAMIO_PROBE_WRITE,
     },
     buffer::{self, Buffer},
     dmabuf::Import,
-    io::{self, Request},
+    job::{self, Job},
     mapping,
     pure::{
         range::{self, BadRange},
         split,
     },
+    request::Request,
+    slot::Pool,
     stats::Stats,
     target::{Direction, Facts, Target},
 };
@@ -31,7 +34,7 @@ use kernel::{
     rbtree::{RBTree, RBTreeNodeReservation},
     seq_file::SeqFile,
     seq_print,
-    sync::{aref::ARef, Arc, Mutex},
+    sync::{aref::ARef, Arc, Mutex, SetOnce},
 };
 
 /// Most registrations of one open file.
@@ -46,6 +49,8 @@ pub(crate) struct Ctx {
     mm: Option<ARef<Mm>>,
     #[pin]
     table: Mutex<Table>,
+    /// Made by the first asynchronous request.
+    pool: SetOnce<Pin<KBox<Pool>>>,
     stats: Stats,
 }
 
@@ -75,6 +80,7 @@ impl Ctx {
                 count: 0,
                 last_id: 0,
             }),
+            pool: SetOnce::new(),
             stats: Stats::new(),
         })
     }
@@ -86,7 +92,10 @@ impl Ctx {
     pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
         out.abi_version = VRAMIO_ABI_VERSION;
         out.max_registrations = MAX_REGISTRATIONS;
-        out.features = VRAMIO_FEATURE_USER_MAPPING | VRAMIO_FEATURE_DMABUF;
+        out.features = VRAMIO_FEATURE_USER_MAPPING
+            | VRAMIO_FEATURE_BATCH
+            | VRAMIO_FEATURE_URING
+            | VRAMIO_FEATURE_DMABUF;
         out.max_registration_bytes = buffer::MAX_BYTES;
         out.part_bytes = split::PART_BYTES;
         out.sparse_part_bytes = split::SPARSE_PART_BYTES;
@@ -240,27 +249,34 @@ impl Ctx {
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
     }
 
-    pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
-        clear_results(arg);
-        let request = Request {
-            direction,
-            file_offset: arg.file_offset,
-            buffer_offset: arg.buffer_offset,
-            len: arg.len,
-        };
-        let buffer = self.buffer(arg.buffer)?;
-        request.check_range(&buffer)?;
-        let target = Target::open(arg.fd, direction, &mut Facts::default())?;
-        request.check_align(target.align)?;
-        let route = {
-            let inside = buffer.enter()?;
-            if target.is_on(inside.provider().pdev()) {
-                buffer.mark_loop();
+    /// Checks a request and prepares it.
+    pub(crate) fn begin(&self, request: Request) -> Result<Job, Refusal> {
+        Job::begin(request, self.buffer(request.buffer)?)
+    }
+
+    /// The slots of asynchronous requests.
+    pub(crate) fn pool(&self) -> Result<&Pool, Refusal> {
+        if self.pool.as_ref().is_none() {
+            // One thread makes them.
+            let _one = self.table.lock();
+            if self.pool.as_ref().is_none() {
+                let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
+                let pool = KBox::pin_init(Pool::new()?, GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
+                self.pool.populate(pool);
             }
-            target.route(inside.provider())?
-        };
-        io::run(&request, &target, &buffer, route.path, arg)?;
-        self.stats.completed(direction, arg);
+        }
+        match self.pool.as_ref() {
+            Some(pool) => Ok(pool),
+            None => Err(Refusal::new(ENOMEM, Reason::NoMemory)),
+        }
+    }
+
+    pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
+        abi::clear_results(arg);
+        let mut job = self.begin(Request::of_io(direction, arg))?;
+        let results = job::run(&mut job)?;
+        self.stats.completed(direction, &results);
+        abi::fill_results(arg, &results);
         Ok(())
     }
 
@@ -270,12 +286,7 @@ impl Ctx {
         } else {
             Direction::Read
         };
-        let request = Request {
-            direction,
-            file_offset: arg.file_offset,
-            buffer_offset: arg.buffer_offset,
-            len: arg.len,
-        };
+        let request = Request::of_probe(direction, arg);
         let buffer = match arg.buffer {
             0 => None,
             id => Some(self.buffer(id)?),
@@ -358,17 +369,4 @@ fn forecast(
 fn end(buffer: &Buffer) {
     buffer.revoke(Reason::Revoked);
     buffer.wait_released_killable();
-}
-
-fn clear_results(arg: &mut VramioIo) {
-    *arg = VramioIo {
-        size: arg.size,
-        flags: arg.flags,
-        fd: arg.fd,
-        buffer: arg.buffer,
-        file_offset: arg.file_offset,
-        buffer_offset: arg.buffer_offset,
-        len: arg.len,
-        ..VramioIo::default()
-    };
 }

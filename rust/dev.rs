@@ -2,7 +2,13 @@
 
 //! `/dev/vramio`: file operations.
 
-use crate::{abi, ctx::Ctx, target::Direction};
+use crate::{
+    abi, batch,
+    ctx::Ctx,
+    node::{OpenFile, UringCmd},
+    target::Direction,
+    uring,
+};
 use kernel::{
     fs::File,
     miscdevice::{MiscDevice, MiscDeviceRegistration},
@@ -10,6 +16,10 @@ use kernel::{
     seq_file::SeqFile,
     sync::{Arc, ArcBorrow},
 };
+
+impl OpenFile for Ctx {
+    const URING_CMD: Option<UringCmd> = Some(uring::uring_cmd);
+}
 
 #[vtable]
 impl MiscDevice for Ctx {
@@ -50,6 +60,7 @@ impl MiscDevice for Ctx {
             abi::VRAMIO_IOC_WRITE => {
                 abi::call(arg, |a| me.transfer(Direction::Write, a).map_err(refused))
             }
+            abi::VRAMIO_IOC_BATCH => abi::call(arg, |a| batch::run(&me, a)),
             _ => Err(ENOTTY),
         }
     }

@@ -9,6 +9,7 @@
 #include <linux/fiemap.h>
 #include <linux/fileattr.h>
 #include <linux/fs.h>
+#include <linux/io_uring/cmd.h>
 #include <linux/iommu.h>
 #include <linux/ioprio.h>
 #include <linux/memory_hotplug.h>
@@ -19,6 +20,7 @@
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
 #include <linux/sched/signal.h>
+#include <linux/semaphore.h>
 #include <linux/swiotlb.h>
 #include <linux/version.h>
 
@@ -130,6 +132,11 @@ void vramio_init_completion(struct completion *done)
 	init_completion(done);
 }
 
+void vramio_sema_init(struct semaphore *sem, int count)
+{
+	sema_init(sem, count);
+}
+
 bool vramio_range_blockable(const struct mmu_notifier_range *range)
 {
 	return mmu_notifier_range_blockable(range);
@@ -214,6 +221,11 @@ int vramio_file_warm_mapping(struct file *file, u64 start, u64 len)
 	return inode->i_op->fiemap(inode, &info, start, len);
 }
 
+void vramio_kiocb_end_write(struct kiocb *iocb)
+{
+	kiocb_end_write(iocb);
+}
+
 /* --- block devices --- */
 
 bool vramio_bdev_takes_p2pdma(struct block_device *bdev)
@@ -244,6 +256,12 @@ unsigned int vramio_bdev_mem_align(struct block_device *bdev)
 unsigned int vramio_bdev_offset_align(struct block_device *bdev)
 {
 	return bdev_logical_block_size(bdev);
+}
+
+/* Most bytes that the block layer does not split. */
+u64 vramio_bdev_max_bytes(struct block_device *bdev)
+{
+	return (u64)queue_max_sectors(bdev_get_queue(bdev)) << SECTOR_SHIFT;
 }
 
 /* The PCI function that a disk hangs on; no reference is taken. */
@@ -331,4 +349,72 @@ bool vramio_pci_translated(struct pci_dev *pdev)
 bool vramio_pci_swiotlb_forced(struct pci_dev *pdev)
 {
 	return is_swiotlb_force_bounce(&pdev->dev);
+}
+
+/* --- io_uring --- */
+
+struct file *vramio_uring_file(const struct io_uring_cmd *cmd)
+{
+	return cmd->file;
+}
+
+u32 vramio_uring_op(const struct io_uring_cmd *cmd)
+{
+	return cmd->cmd_op;
+}
+
+/* The 80 bytes of a big submission entry, or NULL if the entry is a small one. */
+const void *vramio_uring_payload(const struct io_uring_cmd *cmd, unsigned int issue_flags)
+{
+	return issue_flags & IO_URING_F_SQE128 ? cmd->sqe->cmd : NULL;
+}
+
+bool vramio_uring_may_wait(unsigned int issue_flags)
+{
+	return !(issue_flags & IO_URING_F_NONBLOCK);
+}
+
+bool vramio_uring_is_cancel(unsigned int issue_flags)
+{
+	return issue_flags & IO_URING_F_CANCEL;
+}
+
+bool vramio_uring_big_cqe(unsigned int issue_flags)
+{
+	return issue_flags & IO_URING_F_CQE32;
+}
+
+/* Room for one pointer of ours in the command. */
+void **vramio_uring_pdu(struct io_uring_cmd *cmd)
+{
+	return io_uring_cmd_to_pdu(cmd, void *);
+}
+
+void vramio_uring_mark_cancelable(struct io_uring_cmd *cmd, unsigned int issue_flags)
+{
+	io_uring_cmd_mark_cancelable(cmd, issue_flags);
+}
+
+void vramio_uring_done(struct io_uring_cmd *cmd, s32 res, unsigned int issue_flags)
+{
+	io_uring_cmd_done(cmd, res, issue_flags);
+}
+
+void vramio_uring_done32(struct io_uring_cmd *cmd, s32 res, u64 extra, unsigned int issue_flags)
+{
+	io_uring_cmd_done32(cmd, res, extra, issue_flags);
+}
+
+/* In uring.rs: goes on with a command in the task that issued it. */
+void vramio_uring_go_on(struct io_uring_cmd *cmd, unsigned int issue_flags, bool dying);
+
+static void vramio_uring_task_work(struct io_tw_req req, io_tw_token_t tw)
+{
+	vramio_uring_go_on(io_uring_cmd_from_tw(req), IO_URING_CMD_TASK_WORK_ISSUE_FLAGS,
+			   tw.cancel);
+}
+
+void vramio_uring_in_task(struct io_uring_cmd *cmd)
+{
+	io_uring_cmd_complete_in_task(cmd, vramio_uring_task_work);
 }

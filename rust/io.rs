@@ -1,211 +1,119 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Moving data: an iterator over a registration's bvecs, submitted through the
-//! VFS to the file's own read or write path.
+//! One part of a request: an iterator over a registration's bvecs, submitted
+//! through the VFS to the file's own read or write path.
 
 use crate::{
-    abi::{Certainty, Path, Reason, Refusal, VramioIo},
-    buffer::Buffer,
     pages::Slice,
     provider::Provider,
-    pure::{
-        account::{self, Account},
-        align::{self, Unaligned},
-        range::{self, BadRange},
-        split,
-    },
     sys,
-    target::{Align, Direction, Target},
+    target::{Direction, Target},
 };
-use kernel::bindings::{self, EINTR, EINVAL, EIO, EOVERFLOW, ERANGE, EREMOTEIO};
+use kernel::bindings::{self, EAGAIN, EIOCBQUEUED};
 
-/// A checked request.
-pub(crate) struct Request {
-    pub(crate) direction: Direction,
-    pub(crate) file_offset: u64,
-    pub(crate) buffer_offset: u64,
-    pub(crate) len: u64,
+/// Called by the VFS when a queued part is done, in any context.
+pub(crate) type OnDone = unsafe extern "C" fn(*mut bindings::kiocb, isize);
+
+/// What submitting a part gave.
+pub(crate) enum Outcome {
+    /// It is done: bytes, or a negative errno.
+    Done(isize),
+    /// `OnDone` is called later, or was called already.
+    Queued,
 }
 
-impl Request {
-    /// Checks ranges, which needs no target.
-    pub(crate) fn check_range(&self, buffer: &Buffer) -> Result<(), Refusal> {
-        let refused = |bad| match bad {
-            BadRange::Empty => Refusal::new(EINVAL, Reason::EmptyRange),
-            BadRange::Overflow => Refusal::new(EOVERFLOW, Reason::Overflow),
-            BadRange::Outside => Refusal::new(ERANGE, Reason::OutOfRange),
-        };
-        range::in_file(self.file_offset, self.len).map_err(refused)?;
-        range::within(self.buffer_offset, self.len, buffer.len()).map_err(refused)
-    }
-
-    /// Checks the target's alignments.
-    pub(crate) fn check_align(&self, align: Align) -> Result<(), Refusal> {
-        align::check(
-            self.file_offset,
-            self.len,
-            self.buffer_offset,
-            u64::from(align.offset),
-            u64::from(align.mem),
-        )
-        .map_err(|what| {
-            let reason = match what {
-                Unaligned::FileOffset => Reason::UnalignedOffset,
-                Unaligned::Length => Reason::UnalignedLength,
-                Unaligned::BufferOffset => Reason::UnalignedBuffer,
-            };
-            Refusal::new(EINVAL, reason)
-        })
-    }
+/// What the kernel charged to the task for one part.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Charge {
+    /// Data bytes submitted to block devices, or dirtied in the page cache.
+    pub(crate) bytes: u64,
+    /// Whether pages of the page cache were dirtied.
+    pub(crate) dirtied: bool,
 }
 
-/// Runs a request whose ranges and alignments were checked, and fills in the
-/// results. Fails when nothing moved.
-pub(crate) fn run(
-    request: &Request,
-    target: &Target,
-    buffer: &Buffer,
-    path: Path,
-    out: &mut VramioIo,
-) -> Result<(), Refusal> {
-    let end = match request.direction {
-        Direction::Write => request.len,
-        Direction::Read => range::clip_read(
-            request.file_offset,
-            request.len,
-            target.size(),
-            u64::from(target.align.offset),
-        ),
-    };
-    let cap = target
-        .extent
-        .map_or(split::PART_BYTES, |(size, blocks)| split::cap(size, blocks));
-
-    let mut certainty = Certainty::Consistent;
-    while out.bytes < end {
-        // SAFETY: Looks at the current task.
-        if unsafe { sys::vramio_fatal_signal_pending() } {
-            return stop(out, EINTR, Reason::Interrupted, path, certainty);
-        }
-        let at = request.file_offset + out.bytes;
-        let len = split::part(at, end - out.bytes, cap);
-        // For one part at a time, so that revoking waits for no more than that.
-        let inside = match buffer.enter() {
-            Ok(inside) => inside,
-            Err(r) => return stop(out, r.errno, r.reason, path, certainty),
-        };
-        let Some(slice) = inside.slice(request.buffer_offset + out.bytes, len) else {
-            return stop(out, ERANGE, Reason::OutOfRange, path, certainty);
-        };
-        let part = submit(request.direction, target, inside.provider(), &slice, at);
-        out.parts += 1;
-        let moved = match part.result {
-            Ok(moved) => moved,
-            Err(errno) => return stop(out, errno, error_reason(errno), path, certainty),
-        };
-        if moved == 0 {
-            // A file that became shorter meanwhile; a write that wrote nothing never is.
-            if request.direction == Direction::Write {
-                return stop(out, EIO, Reason::IoError, path, certainty);
-            }
-            break;
-        }
-        out.bytes += moved;
-        out.submitted += part.submitted;
-        let (this, reason) = judge(request.direction, target, &slice, &part, moved, out);
-        if rank(this) > rank(certainty) {
-            certainty = this;
-            out.reason = reason as u32;
-        }
-        if moved < len && request.direction == Direction::Read {
-            break;
-        }
-    }
-    finish(out, path, certainty);
-    Ok(())
+/// Whether the submitting task may wait for locks, memory and metadata.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    MayNot,
+    May,
+    /// It may, and not waiting was tried before.
+    Does,
 }
 
-/// The least favourable part decides.
-fn rank(certainty: Certainty) -> u8 {
-    match certainty {
-        Certainty::Consistent => 0,
-        Certainty::Forecast | Certainty::None => 1,
-        Certainty::Refuted => 2,
-    }
-}
-
-/// Ends a request early: an error when nothing moved, else a short count that
-/// says why.
-fn stop(
-    out: &mut VramioIo,
-    errno: u32,
-    reason: Reason,
-    path: Path,
-    certainty: Certainty,
-) -> Result<(), Refusal> {
-    if out.bytes == 0 {
-        return Err(Refusal::new(errno, reason));
-    }
-    out.error = errno as i32;
-    out.reason = reason as u32;
-    finish(out, path, certainty);
-    Ok(())
-}
-
-fn finish(out: &mut VramioIo, path: Path, certainty: Certainty) {
-    if out.bytes > 0 {
-        out.path = path as u32;
-        out.certainty = certainty as u32;
-    }
-}
-
-/// Everything was aligned and in range before, so these errors are the mapping's.
-fn error_reason(errno: u32) -> Reason {
-    if errno == EINVAL || errno == EREMOTEIO {
-        Reason::MapRefused
-    } else if errno == EINTR {
-        Reason::Interrupted
-    } else {
-        Reason::IoError
-    }
-}
-
-/// One part's result and accounts.
-struct Part {
-    /// Bytes, or a positive errno.
-    result: Result<u64, u32>,
-    /// Data bytes that the task submitted meanwhile.
-    submitted: u64,
-    /// Whether the request was direct I/O to the end.
-    direct: bool,
-    /// Whether the task dirtied pages of the page cache meanwhile.
-    dirtied: bool,
-}
-
-/// Submits one part and waits for it.
-fn submit(
+/// Submits one part at the file offset `at`.
+///
+/// First without waiting: then no metadata is read, and the charge is that of the
+/// data alone. Where the file system would have to wait, and we may, the mapping is
+/// read in beforehand and the part is submitted again: the blocks of the mapping
+/// would be in the charge, and could stand for a hole of the same size.
+///
+/// With `on_done` the call is asynchronous.
+///
+/// # Safety
+///
+/// `iocb` is valid for writes. The caller is inside the gate of the registration
+/// that `slice` is of. When this returns `Queued`, both hold, and `target` lives,
+/// until `on_done` is called.
+#[allow(clippy::too_many_arguments)] // Each is one thing.
+pub(crate) unsafe fn submit(
+    iocb: *mut bindings::kiocb,
     direction: Direction,
     target: &Target,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
-) -> Part {
-    let file = target.as_ptr();
-    if direction == Direction::Read && target.is_regular() {
-        // Reads of the mapping's own blocks would be in the account, and could stand
-        // for a hole of the same size. Not every file system offers this; then the
-        // account is what it is.
-        // SAFETY: The file is open.
-        let _ = unsafe { sys::vramio_file_warm_mapping(file, at, slice.len) };
+    wait: Wait,
+    on_done: Option<OnDone>,
+) -> (Outcome, Charge) {
+    let attempt = |nowait| {
+        // SAFETY: Per the contract.
+        unsafe {
+            attempt(
+                iocb, direction, target, provider, slice, at, nowait, on_done,
+            )
+        }
+    };
+    // A bio that has to be split cannot be submitted without waiting.
+    let splits = slice.len > target.max_nowait_bytes;
+    if wait != Wait::Does && target.nowait && !splits {
+        let first = attempt(true);
+        let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
+        if !again || wait == Wait::MayNot {
+            return first;
+        }
+    } else if wait == Wait::MayNot {
+        return (Outcome::Done(-(EAGAIN as isize)), Charge::default());
     }
+    if direction == Direction::Read && target.is_regular() {
+        // Not every file system offers this; then the charge is what it is.
+        // SAFETY: The file is open.
+        let _ = unsafe { sys::vramio_file_warm_mapping(target.as_ptr(), at, slice.len) };
+    }
+    attempt(false)
+}
 
+/// # Safety
+///
+/// As [`submit`].
+#[allow(clippy::too_many_arguments)] // Those of `submit`.
+unsafe fn attempt(
+    iocb: *mut bindings::kiocb,
+    direction: Direction,
+    target: &Target,
+    provider: &Provider,
+    slice: &Slice<'_>,
+    at: u64,
+    nowait: bool,
+    on_done: Option<OnDone>,
+) -> (Outcome, Charge) {
+    let file = target.as_ptr();
     let mut iter = bindings::iov_iter::default();
     let side = match direction {
         Direction::Read => bindings::ITER_DEST,
         Direction::Write => bindings::ITER_SOURCE,
     };
-    // SAFETY: The slice names `len` bytes from `skip` on in its bvecs, whose pages stay
-    // as long as the caller is inside the gate: beyond this synchronous call.
+    // SAFETY: The slice names `len` bytes from `skip` on in its bvecs; the gate keeps
+    // them and their pages. The iterator itself may go once the call has returned.
     unsafe {
         bindings::iov_iter_bvec(
             &mut iter,
@@ -222,32 +130,66 @@ fn submit(
     if direction == Direction::Write {
         flags |= sys::VRAMIO_CONST_IOCB_WRITE;
     }
+    if nowait {
+        flags |= sys::VRAMIO_CONST_IOCB_NOWAIT;
+    }
     // Class and level are the caller's; the hint is the merge barrier (provider.rs).
     // SAFETY: Looks at the current task.
     let ioprio = unsafe { sys::vramio_current_ioprio() } as u16 & IOPRIO_CLASS_LEVEL;
-    // Without `ki_complete` the call is synchronous.
-    let mut iocb = bindings::kiocb {
-        ki_filp: file,
-        ki_pos: at as i64,
-        ki_flags: flags,
-        ki_ioprio: with_class(ioprio) | provider.hint() << IOPRIO_HINT_SHIFT,
-        ..bindings::kiocb::default()
+    // SAFETY: `iocb` is valid for writes.
+    unsafe {
+        iocb.write(bindings::kiocb {
+            ki_filp: file,
+            ki_pos: at as i64,
+            ki_complete: on_done,
+            ki_flags: flags,
+            ki_ioprio: with_class(ioprio) | provider.hint() << IOPRIO_HINT_SHIFT,
+            ..bindings::kiocb::default()
+        })
     };
 
     let before = Accounts::now(direction);
-    // SAFETY: The iocb and the iterator are valid, and outlive the synchronous call.
+    // SAFETY: The iocb and the iterator are valid; what a queued iocb needs lives on.
     let ret = unsafe {
         match direction {
-            Direction::Read => bindings::vfs_iocb_iter_read(file, &mut iocb, &mut iter),
-            Direction::Write => bindings::vfs_iocb_iter_write(file, &mut iocb, &mut iter),
+            Direction::Read => bindings::vfs_iocb_iter_read(file, iocb, &mut iter),
+            Direction::Write => bindings::vfs_iocb_iter_write(file, iocb, &mut iter),
         }
     };
     let after = Accounts::now(direction);
-    Part {
-        result: u64::try_from(ret).map_err(|_| ret.unsigned_abs() as u32),
-        submitted: after.bytes.wrapping_sub(before.bytes),
-        direct: iocb.ki_flags & sys::VRAMIO_CONST_IOCB_DIRECT != 0,
+    let charge = Charge {
+        bytes: after.bytes.wrapping_sub(before.bytes),
         dirtied: after.dirtied != before.dirtied,
+    };
+    if ret == -(EIOCBQUEUED as isize) {
+        (Outcome::Queued, charge)
+    } else {
+        (Outcome::Done(ret), charge)
+    }
+}
+
+/// Whether a part was direct I/O to the end: a file system that gives it up clears
+/// the flag.
+///
+/// # Safety
+///
+/// `iocb` is that of a part that is done.
+pub(crate) unsafe fn stayed_direct(iocb: *const bindings::kiocb) -> bool {
+    // SAFETY: Per the contract.
+    unsafe { (*iocb).ki_flags & sys::VRAMIO_CONST_IOCB_DIRECT != 0 }
+}
+
+/// What has to follow a queued write.
+///
+/// # Safety
+///
+/// Called once, by the `OnDone` of `iocb`.
+pub(crate) unsafe fn end_queued(iocb: *mut bindings::kiocb) {
+    // SAFETY: Per the contract. Only a write has taken freeze protection.
+    unsafe {
+        if (*iocb).ki_flags & sys::VRAMIO_CONST_IOCB_WRITE != 0 {
+            sys::vramio_kiocb_end_write(iocb);
+        }
     }
 }
 
@@ -283,42 +225,6 @@ impl Accounts {
                 },
                 dirtied: sys::vramio_task_dirtied(),
             }
-        }
-    }
-}
-
-/// What the accounts say about one part; adds to `out.uncovered`.
-fn judge(
-    direction: Direction,
-    target: &Target,
-    slice: &Slice<'_>,
-    part: &Part,
-    moved: u64,
-    out: &mut VramioIo,
-) -> (Certainty, Reason) {
-    let account = account::judge(account::Part {
-        asked: slice.len,
-        returned: moved,
-        submitted: part.submitted,
-        align: u64::from(target.align.offset),
-        direct: part.direct,
-    });
-    match account {
-        // A write that falls back to the page cache is charged for dirtied pages as a
-        // direct one is for submitted bytes. Only when no page was dirtied is the account
-        // that of a direct write.
-        Account::Covered if direction == Direction::Write && part.dirtied => {
-            (Certainty::Forecast, Reason::AccountsUnclear)
-        }
-        Account::Covered => (Certainty::Consistent, Reason::None),
-        Account::Unclear => (Certainty::Forecast, Reason::AccountsUnclear),
-        Account::Uncovered(bytes) => {
-            out.uncovered += bytes;
-            (Certainty::Refuted, Reason::CpuFilled)
-        }
-        Account::Fallback => {
-            out.uncovered += moved;
-            (Certainty::Refuted, Reason::BufferedFallback)
         }
     }
 }

@@ -8,11 +8,21 @@
 use crate::compat;
 use core::{marker::PhantomData, pin::Pin};
 use kernel::{
-    bindings,
+    bindings, ffi,
     miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
     prelude::*,
     types::Opaque,
 };
+
+/// The file operation that the `MiscDevice` trait lacks.
+pub(crate) type UringCmd =
+    unsafe extern "C" fn(*mut bindings::io_uring_cmd, ffi::c_uint) -> ffi::c_int;
+
+/// What the open files of a node are.
+pub(crate) trait OpenFile: MiscDevice {
+    /// Takes commands of io_uring.
+    const URING_CMD: Option<UringCmd> = None;
+}
 
 /// A registered node `/dev/NAME` whose open files are `T`.
 #[pin_data(PinnedDrop)]
@@ -27,13 +37,14 @@ unsafe impl<T> Send for Node<T> {}
 // SAFETY: Not changed through `&self`.
 unsafe impl<T> Sync for Node<T> {}
 
-impl<T: MiscDevice> Node<T> {
+impl<T: OpenFile> Node<T> {
     /// They outlive the node: open files keep them, and with them the module.
     const FOPS: bindings::file_operations = {
         let raw = MiscDeviceOptions { name: c"" }.into_raw::<T>();
         // SAFETY: `into_raw` set a pointer to a constant.
         let mut ops = unsafe { *raw.fops };
         ops.owner = compat::this_module();
+        ops.uring_cmd = T::URING_CMD;
         ops
     };
 

@@ -2,7 +2,8 @@
 
 //! Counters of one open file.
 
-use crate::abi::{Certainty, Reason, VramioIo};
+use crate::abi::{Certainty, Reason};
+use crate::job::Results;
 use crate::target::Direction;
 use kernel::{
     seq_file::SeqFile,
@@ -35,14 +36,14 @@ impl Stats {
     }
 
     /// Counts a request that moved data, or was at the end of the file.
-    pub(crate) fn completed(&self, direction: Direction, io: &VramioIo) {
+    pub(crate) fn completed(&self, direction: Direction, io: &Results) {
         self.requests[direction as usize].add(1, Relaxed);
         self.bytes[direction as usize].add(io.bytes, Relaxed);
         self.uncovered.add(io.uncovered, Relaxed);
         if let Some(count) = self.certainty.get(io.certainty as usize) {
             count.add(1, Relaxed);
         }
-        self.reason(io.reason);
+        self.refused(io.reason);
     }
 
     /// Counts a call that was refused or failed.

@@ -42,6 +42,10 @@ pub(crate) struct Target {
     pub(crate) align: Align,
     /// Size and allocated bytes at the time of the check; `None` for a block device.
     pub(crate) extent: Option<(u64, u64)>,
+    /// Whether the file takes requests that must not wait, and how long they may be,
+    /// bytes: what the block layer would split fails instead.
+    pub(crate) nowait: bool,
+    pub(crate) max_nowait_bytes: u64,
     pdev: PciRef,
     merges: bool,
 }
@@ -97,9 +101,18 @@ impl Target {
             .ok_or(Refusal::new(EOPNOTSUPP, Reason::NoPciDevice))?;
         facts.domain = Some(pdev.domain());
         facts.devid = Some(pdev.devid());
+        // SAFETY: As above.
+        let (merges, max_nowait_bytes, mode) = unsafe {
+            (
+                sys::vramio_bdev_merges(bdev),
+                sys::vramio_bdev_max_bytes(bdev),
+                sys::vramio_file_mode(file.as_ptr()),
+            )
+        };
         Ok(Self {
-            // SAFETY: As above.
-            merges: unsafe { sys::vramio_bdev_merges(bdev) },
+            merges,
+            nowait: mode & sys::VRAMIO_CONST_FMODE_NOWAIT != 0,
+            max_nowait_bytes,
             file,
             align,
             extent,

@@ -5,6 +5,7 @@
 use kernel::prelude::*;
 
 mod abi;
+mod batch;
 mod buffer;
 mod compat;
 mod ctx;
@@ -12,6 +13,7 @@ mod dev;
 mod dmabuf;
 mod event;
 mod io;
+mod job;
 mod mapping;
 mod node;
 mod pages;
@@ -22,10 +24,13 @@ mod provider;
 #[allow(dead_code, unreachable_pub)]
 mod pure;
 mod reclaim;
+mod request;
+mod slot;
 mod stats;
 mod sys;
 mod target;
 mod unbind;
+mod uring;
 
 module! {
     type: Vramio,

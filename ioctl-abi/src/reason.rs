@@ -106,6 +106,8 @@ pub enum Reason {
     /// The memory was unmapped, or its process image ended, or the registration was
     /// ended, meanwhile.
     Revoked = 46,
+    /// A batch with more entries than one may have.
+    BatchLimit = 47,
     /// The descriptor is not a dma-buf.
     DmabufBadFd = 60,
     /// The exporter lets no peer reach the buffer.
@@ -144,7 +146,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 64] = [
+    pub const ALL: [Reason; 65] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -192,6 +194,7 @@ impl Reason {
         Reason::BadAddress,
         Reason::Swiotlb,
         Reason::Revoked,
+        Reason::BatchLimit,
         Reason::DmabufBadFd,
         Reason::DmabufNoPeer2peer,
         Reason::DmabufInRam,
@@ -467,6 +470,11 @@ impl Reason {
                 "revoked",
                 "the registration has ended: its memory was unmapped or freed, its process image ended, or it was unregistered",
                 "register the memory again",
+            ),
+            Reason::BatchLimit => (
+                "batch-limit",
+                "the batch has more entries than one may have",
+                "split the batch",
             ),
             Reason::DmabufBadFd => (
                 "dmabuf-bad-fd",

@@ -32,14 +32,26 @@ pub const VRAMIO_IOC_WRITE: u32 = 0xBE05;
 /// `_IO(0xBE, 6)`, takes a [`VramioRegisterDmabuf`].
 pub const VRAMIO_IOC_REGISTER_DMABUF: u32 = 0xBE06;
 
+/// `_IO(0xBE, 8)`, takes a [`VramioBatch`].
+pub const VRAMIO_IOC_BATCH: u32 = 0xBE08;
+
 /// The ABI's version. It grows when a structure or a rule is added; nothing that
 /// was published is ever removed or changed.
 pub const VRAMIO_ABI_VERSION: u32 = 1;
 
 /// [`VramioInfo::features`]: registers memory that the caller has mapped.
 pub const VRAMIO_FEATURE_USER_MAPPING: u64 = 1 << 0;
+/// [`VramioInfo::features`]: [`VRAMIO_IOC_BATCH`].
+pub const VRAMIO_FEATURE_BATCH: u64 = 1 << 1;
+/// [`VramioInfo::features`]: io_uring commands ([`VramioUring`]).
+pub const VRAMIO_FEATURE_URING: u64 = 1 << 2;
 /// [`VramioInfo::features`]: registers dma-bufs.
-pub const VRAMIO_FEATURE_DMABUF: u64 = 1 << 1;
+pub const VRAMIO_FEATURE_DMABUF: u64 = 1 << 3;
+
+/// [`VramioIo::flags`], in an entry of a batch: a write; without it a read.
+pub const VRAMIO_IO_WRITE: u32 = 1 << 0;
+/// Most entries of one [`VramioBatch`].
+pub const VRAMIO_BATCH_MAX: u32 = 65536;
 
 /// [`VramioProbe::flags`]: ask for a write; without it the probe asks for a read.
 pub const VRAMIO_PROBE_WRITE: u32 = 1 << 0;
@@ -247,6 +259,70 @@ pub struct VramioIo {
     pub parts: u32,
     /// Must be 0.
     pub reserved: u32,
+}
+
+/// Runs many requests at once, and waits for all of them.
+///
+/// The entries are [`VramioIo`]s, [`VRAMIO_IO_WRITE`] in `flags` says which way; their
+/// order is not kept. Each entry gets its own results: one that failed has `error`
+/// and `reason` set and `bytes` 0, which is no failure of the batch. At most 256
+/// requests of one open file are in flight; the rest wait for their turn.
+///
+/// The call fails (`EINVAL`, `EFAULT`, `E2BIG`) before anything is submitted when the
+/// batch itself is malformed, with `EINTR` when a fatal signal ends it, and with
+/// `EFAULT` when results cannot be written; `done` then says how many entries, in any
+/// order, have their results.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioBatch {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// User address of the entries.
+    pub entries: u64,
+    /// How many; at most [`VRAMIO_BATCH_MAX`].
+    pub count: u32,
+    /// Bytes from one entry to the next: the size of a [`VramioIo`] of the caller, and
+    /// the `size` of each entry.
+    pub entry_size: u32,
+    /// *Out*: entries whose results were written.
+    pub done: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+}
+
+/// The command of an io_uring submission entry (`IORING_OP_URING_CMD` on
+/// `/dev/vramio`, `cmd_op` [`VRAMIO_IOC_READ`] or [`VRAMIO_IOC_WRITE`]), in an entry of
+/// 128 bytes.
+///
+/// The completion's `res` is the count of bytes, which is exact, or a negative errno. A
+/// completion entry of 32 bytes has the rest in `big_cqe[0]`: bits 0 to 7 [`Path`], 8
+/// to 15 [`Certainty`], 16 to 31 `Reason`, 32 to 63 the bytes that the submissions do
+/// not cover, in units of 512, rounded up.
+///
+/// At most 256 requests of one open file are in flight. A further one waits in io_uring's
+/// worker threads for its turn. Cancelling a request ends it after the part that it is
+/// at ([`VramioInfo::part_bytes`]): a drive's command cannot be called back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioUring {
+    /// Must be 0.
+    pub flags: u32,
+    /// Descriptor of the file, in the table of the ring's owner.
+    pub fd: i32,
+    /// The registration.
+    pub buffer: u32,
+    /// Must be 0.
+    pub reserved: u32,
+    /// As in [`VramioIo`].
+    pub file_offset: u64,
+    /// As in [`VramioIo`].
+    pub buffer_offset: u64,
+    /// As in [`VramioIo`]; below 2^31, since the count is 32 bits wide.
+    pub len: u64,
+    /// Must be 0.
+    pub reserved2: [u64; 5],
 }
 
 /// Would a request go direct? Nothing is transferred.

@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn binds_are_planned_from_the_outside_in() {
-        let (deep, shallow) = (Path::new("/work/x/build"), Path::new("/work/x"));
+        let (deep, shallow) = (Path::new("/src/x/build"), Path::new("/src/x"));
         let bind = |path| Bind {
             path,
             writable: true,
@@ -363,13 +363,13 @@ mod tests {
             .iter()
             .map(|b| b.target.to_str().unwrap())
             .collect();
-        assert_eq!(targets, ["/r/work/x", "/r/work/x/build"]);
+        assert_eq!(targets, ["/r/src/x", "/r/src/x/build"]);
         let parents: Vec<_> = plan.binds[1]
             .parents
             .iter()
             .map(|p| p.to_str().unwrap())
             .collect();
-        assert_eq!(parents, ["/r/work", "/r/work/x"]);
+        assert_eq!(parents, ["/r/src", "/r/src/x"]);
     }
 
     #[test]

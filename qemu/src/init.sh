@@ -1,4 +1,5 @@
 #!/bin/busybox sh
+# shellcheck shell=dash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # The guest's first process: mounts, the NVMe driver, then the agent. When the
 # agent ends the machine goes off, and the harness sees that.

@@ -190,7 +190,7 @@ fn prune(writer: &Writer<'_>, resolved: &Resolved) -> Result<()> {
         wanted.extend([spec.image_entry(), spec.tree_entry(&resolved.root)]);
     }
     for name in writer.names()? {
-        let ours = ["root-", "image-", "tree-"]
+        let ours = ["root-", "image-", "tree-", "guest-"]
             .iter()
             .any(|kind| name.starts_with(kind));
         if ours && !wanted.contains(&name) {

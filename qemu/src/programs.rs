@@ -39,7 +39,7 @@ pub fn build(checkout: &Path) -> Result<Programs> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let output = Command::new(&cargo)
         .current_dir(checkout)
-        .args(["build", "--release", "--bins"])
+        .args(["build", "--bins"])
         .args(["--package", "vramio-guest", "--package", "vramio-cli"])
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())

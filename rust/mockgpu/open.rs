@@ -12,7 +12,7 @@ use crate::{
     device::Gpu,
     export::{self, Kind},
     memory::Memory,
-    node::Node,
+    node::{Node, OpenFile},
 };
 use core::mem::size_of;
 use kernel::{
@@ -38,6 +38,8 @@ impl Drop for Open {
         self.memory.close(self.owner);
     }
 }
+
+impl OpenFile for Open {}
 
 #[vtable]
 impl MiscDevice for Open {

@@ -47,6 +47,9 @@
 /* _IO(0xBE, 6), takes a struct vramio_register_dmabuf. */
 #define VRAMIO_IOC_REGISTER_DMABUF _IO(VRAMIO_IOC_TYPE, 6)
 
+/* _IO(0xBE, 8), takes a struct vramio_batch. */
+#define VRAMIO_IOC_BATCH _IO(VRAMIO_IOC_TYPE, 8)
+
 /*
  * The ABI's version. It grows when a structure or a rule is added; nothing that
  * was published is ever removed or changed.
@@ -56,8 +59,20 @@
 /* vramio_info.features: registers memory that the caller has mapped. */
 #define VRAMIO_FEATURE_USER_MAPPING (1ULL << 0)
 
+/* vramio_info.features: VRAMIO_IOC_BATCH. */
+#define VRAMIO_FEATURE_BATCH (1ULL << 1)
+
+/* vramio_info.features: io_uring commands (struct vramio_uring). */
+#define VRAMIO_FEATURE_URING (1ULL << 2)
+
 /* vramio_info.features: registers dma-bufs. */
-#define VRAMIO_FEATURE_DMABUF (1ULL << 1)
+#define VRAMIO_FEATURE_DMABUF (1ULL << 3)
+
+/* vramio_io.flags, in an entry of a batch: a write; without it a read. */
+#define VRAMIO_IO_WRITE (1U << 0)
+
+/* Most entries of one struct vramio_batch. */
+#define VRAMIO_BATCH_MAX 65536
 
 /* vramio_probe.flags: ask for a write; without it the probe asks for a read. */
 #define VRAMIO_PROBE_WRITE (1U << 0)
@@ -212,6 +227,8 @@ enum vramio_reason {
 	 * ended, meanwhile.
 	 */
 	VRAMIO_REASON_REVOKED = 46,
+	/* A batch with more entries than one may have. */
+	VRAMIO_REASON_BATCH_LIMIT = 47,
 	/* The descriptor is not a dma-buf. */
 	VRAMIO_REASON_DMABUF_BAD_FD = 60,
 	/* The exporter lets no peer reach the buffer. */
@@ -521,6 +538,74 @@ struct vramio_probe {
 	__u32 target_devid;
 	/* Must be 0. */
 	__u32 reserved;
+};
+
+/*
+ * Runs many requests at once, and waits for all of them.
+ *
+ * The entries are struct vramio_ios, VRAMIO_IO_WRITE in flags says which way; their
+ * order is not kept. Each entry gets its own results: one that failed has error
+ * and reason set and bytes 0, which is no failure of the batch. At most 256
+ * requests of one open file are in flight; the rest wait for their turn.
+ *
+ * The call fails (EINVAL, EFAULT, E2BIG) before anything is submitted when the
+ * batch itself is malformed, with EINTR when a fatal signal ends it, and with
+ * EFAULT when results cannot be written; done then says how many entries, in any
+ * order, have their results.
+ */
+struct vramio_batch {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* User address of the entries. */
+	__u64 entries;
+	/* How many; at most VRAMIO_BATCH_MAX. */
+	__u32 count;
+	/*
+	 * Bytes from one entry to the next: the size of a struct vramio_io of the caller, and
+	 * the size of each entry.
+	 */
+	__u32 entry_size;
+	/* Out: entries whose results were written. */
+	__u32 done;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+};
+
+/*
+ * The command of an io_uring submission entry (IORING_OP_URING_CMD on
+ * /dev/vramio, cmd_op VRAMIO_IOC_READ or VRAMIO_IOC_WRITE), in an entry of
+ * 128 bytes.
+ *
+ * The completion's res is the count of bytes, which is exact, or a negative errno. A
+ * completion entry of 32 bytes has the rest in big_cqe0: bits 0 to 7 enum vramio_path, 8
+ * to 15 enum vramio_certainty, 16 to 31 enum vramio_reason, 32 to 63 the bytes that the submissions do
+ * not cover, in units of 512, rounded up.
+ *
+ * At most 256 requests of one open file are in flight. A further one waits in io_uring's
+ * worker threads for its turn. Cancelling a request ends it after the part that it is
+ * at (vramio_info.part_bytes): a drive's command cannot be called back.
+ */
+struct vramio_uring {
+	/* Must be 0. */
+	__u32 flags;
+	/* Descriptor of the file, in the table of the ring's owner. */
+	__s32 fd;
+	/* The registration. */
+	__u32 buffer;
+	/* Must be 0. */
+	__u32 reserved;
+	/* As in struct vramio_io. */
+	__u64 file_offset;
+	/* As in struct vramio_io. */
+	__u64 buffer_offset;
+	/*
+	 * As in struct vramio_io; below 2^31, since the count is 32 bits wide.
+	 */
+	__u64 len;
+	/* Must be 0. */
+	__u64 reserved2[5];
 };
 
 #endif /* _UAPI_LINUX_VRAMIO_H */

@@ -163,6 +163,27 @@ fn facts() -> Vec<Fact> {
             reserved,
         ]
     );
+    structure!(
+        facts,
+        VramioBatch,
+        "vramio_batch",
+        [size, flags, entries, count, entry_size, done, reason,]
+    );
+    structure!(
+        facts,
+        VramioUring,
+        "vramio_uring",
+        [
+            flags,
+            fd,
+            buffer,
+            reserved,
+            file_offset,
+            buffer_offset,
+            len,
+            reserved2,
+        ]
+    );
     constants!(
         facts,
         [
@@ -171,6 +192,11 @@ fn facts() -> Vec<Fact> {
             VRAMIO_IOC_REGISTER,
             VRAMIO_IOC_UNREGISTER,
             VRAMIO_IOC_PROBE,
+            VRAMIO_IOC_BATCH,
+            VRAMIO_FEATURE_BATCH,
+            VRAMIO_FEATURE_URING,
+            VRAMIO_IO_WRITE,
+            VRAMIO_BATCH_MAX,
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
             VRAMIO_IOC_REGISTER_DMABUF,
@@ -287,7 +313,7 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 6);
+    assert_eq!(structures, 8);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so

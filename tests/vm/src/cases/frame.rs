@@ -98,7 +98,8 @@ fn sessions(context: &mut Context<'_>) -> Result<()> {
     let error = sleep.wait().err().map(|error| error.errno());
     ensure!(error == Some(Some(libc::EPIPE)), "{error:?}");
     ensure!(other.run(&["true"]).is_err(), "a dead session answered");
-    context.session.run(&["killall", "sleep"])?;
+    // The program may not have begun when its parent was killed.
+    context.session.exec(&["killall", "sleep"])?;
     Ok(())
 }
 

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A request under way: split into parts, submitted one by one, judged.
+//!
+//! The same steps serve every caller: [`Job::begin`] checks, [`Job::submit`] sends
+//! a part, [`Job::arrived`] takes its result and says whether another follows.
+
+use crate::{
+    abi::{Certainty, Path, Reason, Refusal},
+    buffer::Buffer,
+    io::{self, Charge, OnDone, Wait},
+    pure::{
+        account::{self, Account},
+        range, split,
+    },
+    request::Request,
+    sys,
+    target::{Direction, Target},
+};
+use kernel::{
+    bindings::{self, EAGAIN, ECANCELED, EINTR, EINVAL, EIO, ERANGE, EREMOTEIO},
+    sync::Arc,
+};
+
+/// What a request did.
+#[derive(Clone, Copy)]
+pub(crate) struct Results {
+    pub(crate) bytes: u64,
+    pub(crate) submitted: u64,
+    pub(crate) uncovered: u64,
+    pub(crate) path: Path,
+    pub(crate) reason: Reason,
+    pub(crate) certainty: Certainty,
+    /// Positive errno that ended it early, or 0.
+    pub(crate) error: u32,
+    pub(crate) parts: u32,
+}
+
+/// A request under way.
+pub(crate) struct Job {
+    request: Request,
+    target: Target,
+    buffer: Arc<Buffer>,
+    path: Path,
+    /// Bytes to move.
+    end: u64,
+    /// Bytes of the part under way.
+    asked: u64,
+    charge: Charge,
+    /// The last attempt without waiting failed; the next one waits.
+    waits: bool,
+    results: Results,
+}
+
+/// What [`Job::submit`] did.
+pub(crate) enum Step {
+    /// The job is over.
+    Over,
+    /// A part is done; its result goes to [`Job::arrived`].
+    Arrived(isize),
+    /// A part is queued: `on_done` is called with its result, or was already. It
+    /// leaves the gate.
+    Queued,
+}
+
+impl Job {
+    /// Checks a request and prepares it.
+    pub(crate) fn begin(request: Request, buffer: Arc<Buffer>) -> Result<Self, Refusal> {
+        request.check_range(&buffer)?;
+        let target = Target::open(request.fd, request.direction, &mut Default::default())?;
+        request.check_align(target.align)?;
+        let route = {
+            let inside = buffer.enter()?;
+            if target.is_on(inside.provider().pdev()) {
+                buffer.mark_loop();
+            }
+            target.route(inside.provider())?
+        };
+        let end = match request.direction {
+            Direction::Write => request.len,
+            Direction::Read => range::clip_read(
+                request.file_offset,
+                request.len,
+                target.size(),
+                u64::from(target.align.offset),
+            ),
+        };
+        Ok(Self {
+            request,
+            target,
+            buffer,
+            path: route.path,
+            end,
+            asked: 0,
+            charge: Charge::default(),
+            waits: false,
+            results: Results {
+                bytes: 0,
+                submitted: 0,
+                uncovered: 0,
+                path: Path::None,
+                reason: Reason::None,
+                certainty: Certainty::Consistent,
+                error: 0,
+                parts: 0,
+            },
+        })
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        self.request.direction
+    }
+
+    /// Whether more than the part under way is left.
+    pub(crate) fn has_more(&self) -> bool {
+        self.end - self.results.bytes > self.asked
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// What else may share a plug with this: requests of the same file and the same
+    /// registration.
+    pub(crate) fn kin(&self) -> (*const (), *const ()) {
+        (
+            self.target.as_ptr().cast(),
+            Arc::as_ptr(&self.buffer).cast(),
+        )
+    }
+
+    /// Submits the next part, if there is one. With `Wait::MayNot`, `Arrived(-EAGAIN)`
+    /// asks to call this again where waiting is allowed.
+    ///
+    /// # Safety
+    ///
+    /// `iocb` is valid for writes. When this returns `Queued`, it and the job stay until
+    /// `on_done` is called, which leaves the registration's gate.
+    pub(crate) unsafe fn submit(
+        &mut self,
+        iocb: *mut bindings::kiocb,
+        wait: Wait,
+        on_done: Option<OnDone>,
+    ) -> Step {
+        if self.results.bytes >= self.end || self.results.error != 0 {
+            return Step::Over;
+        }
+        // SAFETY: Looks at the current task.
+        if unsafe { sys::vramio_fatal_signal_pending() } {
+            return self.stop(EINTR, Reason::Interrupted);
+        }
+        let cap = self
+            .target
+            .extent
+            .map_or(split::PART_BYTES, |(size, blocks)| split::cap(size, blocks));
+        let at = self.request.file_offset + self.results.bytes;
+        self.asked = split::part(at, self.end - self.results.bytes, cap);
+
+        // For one part at a time, so that revoking waits for no more than that.
+        let entered = self.buffer.enter();
+        let inside = match &entered {
+            Ok(inside) => inside,
+            &Err(r) => {
+                drop(entered);
+                return self.stop(r.errno, r.reason);
+            }
+        };
+        let from = self.request.buffer_offset + self.results.bytes;
+        let Some(slice) = inside.slice(from, self.asked) else {
+            drop(entered);
+            return self.stop(ERANGE, Reason::OutOfRange);
+        };
+        // SAFETY: Per our contract; we are inside the gate, and stay inside for a queued
+        // part.
+        let (outcome, charge) = unsafe {
+            io::submit(
+                iocb,
+                self.request.direction,
+                &self.target,
+                inside.provider(),
+                &slice,
+                at,
+                if self.waits { Wait::Does } else { wait },
+                on_done,
+            )
+        };
+        let step = match outcome {
+            io::Outcome::Done(ret) => Step::Arrived(ret),
+            io::Outcome::Queued => Step::Queued,
+        };
+        // Leaves the gate; a queued part stays inside.
+        match (&step, entered) {
+            (Step::Queued, Ok(inside)) => inside.stay(),
+            (_, entered) => drop(entered),
+        }
+        self.charge = charge;
+        step
+    }
+
+    /// Takes the result of the part that was submitted last. Returns whether another
+    /// [`submit`](Self::submit) follows.
+    pub(crate) fn arrived(&mut self, ret: isize, direct: bool) -> bool {
+        if wants_wait(ret) && !self.waits {
+            self.waits = true;
+            return true;
+        }
+        self.waits = false;
+        self.results.parts += 1;
+        let moved = match u64::try_from(ret) {
+            Ok(moved) => moved,
+            Err(_) => {
+                let errno = ret.unsigned_abs() as u32;
+                self.stop(errno, error_reason(errno));
+                return false;
+            }
+        };
+        if moved == 0 {
+            // A file that became shorter meanwhile; a write that wrote nothing never is.
+            if self.request.direction == Direction::Write {
+                self.stop(EIO, Reason::IoError);
+            }
+            return false;
+        }
+        self.results.bytes += moved;
+        self.results.submitted += self.charge.bytes;
+        self.judge(moved, direct);
+        // A short read is the end of the file.
+        let whole = moved == self.asked || self.request.direction == Direction::Write;
+        whole && self.results.bytes < self.end
+    }
+
+    /// Ends the job early.
+    pub(crate) fn cancel(&mut self) {
+        self.stop(ECANCELED, Reason::Interrupted);
+    }
+
+    /// The results, or why nothing moved.
+    pub(crate) fn finish(&self) -> Result<Results, Refusal> {
+        let mut results = self.results;
+        if results.bytes > 0 {
+            results.path = self.path;
+        } else {
+            if results.error != 0 {
+                return Err(Refusal::new(results.error, results.reason));
+            }
+            results.certainty = Certainty::None;
+        }
+        Ok(results)
+    }
+
+    fn stop(&mut self, errno: u32, reason: Reason) -> Step {
+        self.results.error = errno;
+        self.results.reason = reason;
+        Step::Over
+    }
+
+    /// Adds what the accounts say about the part.
+    fn judge(&mut self, moved: u64, direct: bool) {
+        let account = account::judge(account::Part {
+            asked: self.asked,
+            returned: moved,
+            submitted: self.charge.bytes,
+            align: u64::from(self.target.align.offset),
+            direct,
+        });
+        let write = self.request.direction == Direction::Write;
+        let (certainty, reason) = match account {
+            // A write that falls back to the page cache is charged for dirtied pages as a
+            // direct one is for submitted bytes. Only when no page was dirtied is the account
+            // that of a direct write.
+            Account::Covered if write && self.charge.dirtied => {
+                (Certainty::Forecast, Reason::AccountsUnclear)
+            }
+            Account::Covered => (Certainty::Consistent, Reason::None),
+            Account::Unclear => (Certainty::Forecast, Reason::AccountsUnclear),
+            Account::Uncovered(bytes) => {
+                self.results.uncovered += bytes;
+                (Certainty::Refuted, Reason::CpuFilled)
+            }
+            Account::Fallback => {
+                self.results.uncovered += moved;
+                (Certainty::Refuted, Reason::BufferedFallback)
+            }
+        };
+        // The least favourable part decides.
+        if rank(certainty) > rank(self.results.certainty) {
+            self.results.certainty = certainty;
+            self.results.reason = reason;
+        }
+    }
+}
+
+fn rank(certainty: Certainty) -> u8 {
+    match certainty {
+        Certainty::Consistent => 0,
+        Certainty::Forecast | Certainty::None => 1,
+        Certainty::Refuted => 2,
+    }
+}
+
+/// Everything was aligned and in range before, so EINVAL is the mapping's.
+fn error_reason(errno: u32) -> Reason {
+    match errno {
+        EINVAL | EREMOTEIO => Reason::MapRefused,
+        EINTR => Reason::Interrupted,
+        _ => Reason::IoError,
+    }
+}
+
+/// Runs a job to its end in the calling task.
+pub(crate) fn run(job: &mut Job) -> Result<Results, Refusal> {
+    let mut iocb = bindings::kiocb::default();
+    // SAFETY: Without `on_done` nothing is queued.
+    while let Step::Arrived(ret) = unsafe { job.submit(&mut iocb, Wait::May, None) } {
+        // SAFETY: The part is done.
+        if !job.arrived(ret, unsafe { io::stayed_direct(&iocb) }) {
+            break;
+        }
+    }
+    job.finish()
+}
+
+/// Whether a part has to be submitted again where waiting is allowed.
+pub(crate) fn wants_wait(ret: isize) -> bool {
+    ret == -(EAGAIN as isize)
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Slots: where asynchronous requests of one open file live.
+//!
+//! All are allocated at the file's first asynchronous request, so that a request
+//! allocates nothing; there are no more in flight than there are slots.
+
+use crate::{buffer::Buffer, io, job::Job, sys};
+use core::{cell::UnsafeCell, ptr::NonNull};
+use kernel::{
+    bindings,
+    prelude::*,
+    sync::atomic::{Acquire, Atomic, Full, Relaxed, Release},
+    types::Opaque,
+};
+
+/// Slots of one open file: requests in flight at most.
+pub(crate) const SLOTS: usize = 256;
+const WORD: usize = u64::BITS as usize;
+
+/// Whom the end of a part is told.
+#[derive(Clone, Copy)]
+pub(crate) enum Waiter {
+    /// A task that counts completions, and looks for slots that have arrived; and the
+    /// number of the batch's entry.
+    Batch(NonNull<bindings::completion>, u32),
+    /// An io_uring command, and whether its completion has room for the verdict.
+    Uring(NonNull<bindings::io_uring_cmd>, bool),
+}
+
+/// One request in flight.
+#[repr(C)]
+pub(crate) struct Slot {
+    iocb: Opaque<bindings::kiocb>,
+    job: UnsafeCell<Option<Job>>,
+    /// The job's registration, for the completion, which must not look at a job that
+    /// the submitter still works on.
+    buffer: UnsafeCell<*const Buffer>,
+    waiter: UnsafeCell<Option<Waiter>>,
+    /// The part's result, valid once `turns` is 0.
+    ret: UnsafeCell<isize>,
+    /// A queued part ends when the submitter has noted its accounts and the completion
+    /// its result; whoever comes second goes on.
+    turns: Atomic<u32>,
+    cancelled: Atomic<bool>,
+    index: usize,
+}
+
+impl Slot {
+    fn new(index: usize) -> Self {
+        Self {
+            iocb: Opaque::uninit(),
+            job: UnsafeCell::new(None),
+            buffer: UnsafeCell::new(core::ptr::null()),
+            waiter: UnsafeCell::new(None),
+            ret: UnsafeCell::new(0),
+            turns: Atomic::new(0),
+            cancelled: Atomic::new(false),
+            index,
+        }
+    }
+
+    pub(crate) fn iocb(&self) -> *mut bindings::kiocb {
+        self.iocb.get()
+    }
+
+    /// The job in the slot.
+    ///
+    /// # Safety
+    ///
+    /// The slot is the caller's, and no part is queued.
+    #[allow(clippy::mut_from_ref)] // Exclusive by the contract.
+    pub(crate) unsafe fn job(&self) -> &mut Job {
+        // SAFETY: Per the contract; a slot that is handed out has a job.
+        unsafe { (*self.job.get()).as_mut().unwrap_unchecked() }
+    }
+
+    /// Its place in the pool.
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The number of the batch's entry.
+    ///
+    /// # Safety
+    ///
+    /// As [`job`](Self::job).
+    pub(crate) unsafe fn entry(&self) -> u32 {
+        // SAFETY: Per the contract.
+        match unsafe { *self.waiter.get() } {
+            Some(Waiter::Batch(_, entry)) => entry,
+            _ => 0,
+        }
+    }
+
+    /// Whether the completion of the io_uring command has room for the verdict.
+    ///
+    /// # Safety
+    ///
+    /// As [`job`](Self::job).
+    pub(crate) unsafe fn wants_big_cqe(&self) -> bool {
+        // SAFETY: Per the contract.
+        matches!(unsafe { *self.waiter.get() }, Some(Waiter::Uring(_, true)))
+    }
+
+    /// A part is about to be queued.
+    pub(crate) fn arm(&self) {
+        self.turns.store(2, Relaxed);
+    }
+
+    /// The submitter has noted what it had to. Returns whether the part has arrived.
+    pub(crate) fn submitted(&self) -> bool {
+        self.turns.fetch_sub(1, Full) == 1
+    }
+
+    /// Whether a queued part has arrived.
+    pub(crate) fn has_arrived(&self) -> bool {
+        self.turns.load(Acquire) == 0
+    }
+
+    /// The result of the part that has arrived.
+    ///
+    /// # Safety
+    ///
+    /// [`has_arrived`](Self::has_arrived), or [`submitted`](Self::submitted), said so.
+    pub(crate) unsafe fn ret(&self) -> isize {
+        // SAFETY: The completion wrote it before its turn, and is done.
+        unsafe { *self.ret.get() }
+    }
+
+    /// Asks the request to end after the part under way.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Release);
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Acquire)
+    }
+}
+
+/// The `OnDone` of every slot.
+///
+/// # Safety
+///
+/// Called by the VFS, once, for a part that was queued with the iocb of a slot.
+pub(crate) unsafe extern "C" fn on_done(iocb: *mut bindings::kiocb, ret: isize) {
+    // SAFETY: The iocb is the first member of a live slot.
+    let slot = unsafe { &*kernel::container_of!(Opaque::cast_from(iocb), Slot, iocb) };
+    // SAFETY: Once, for a queued part.
+    unsafe { io::end_queued(iocb) };
+    // SAFETY: Both were set before the part was queued. The job, which stays until the
+    // part has arrived, keeps the buffer.
+    let (waiter, buffer) = unsafe {
+        (
+            (*slot.waiter.get()).unwrap_unchecked(),
+            &**slot.buffer.get(),
+        )
+    };
+    // SAFETY: Nobody reads it before our turn.
+    unsafe { *slot.ret.get() = ret };
+    // Here and not by the waiter: revoking may wait for this in the waiter's own task.
+    // SAFETY: `Job::submit()` stayed inside for us, once.
+    unsafe { buffer.leave_for_queued() };
+    let second = slot.turns.fetch_sub(1, Full) == 1;
+    // From here on the slot may be somebody else's.
+    match waiter {
+        // SAFETY: The task waits for as many completions as parts were queued, before
+        // it lets the completion go.
+        Waiter::Batch(done, _) => unsafe { bindings::complete(done.as_ptr()) },
+        // SAFETY: The command is pending until its task work has run.
+        Waiter::Uring(cmd, _) if second => unsafe { sys::vramio_uring_in_task(cmd.as_ptr()) },
+        Waiter::Uring(..) => {}
+    }
+}
+
+/// The slots of one open file.
+#[pin_data]
+pub(crate) struct Pool {
+    slots: KVec<Slot>,
+    /// Counts the free ones.
+    #[pin]
+    free: Opaque<bindings::semaphore>,
+    /// Which are taken.
+    taken: [Atomic<u64>; SLOTS / WORD],
+}
+
+// SAFETY: A slot is used by whoever took it; the rest is atomic or has its own lock.
+unsafe impl Send for Pool {}
+// SAFETY: As above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    pub(crate) fn new() -> Result<impl PinInit<Self>, kernel::alloc::AllocError> {
+        let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL_ACCOUNT)?;
+        for index in 0..SLOTS {
+            slots.push(Slot::new(index), GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(pin_init!(Self {
+            slots,
+            free <- Opaque::ffi_init(|slot| {
+                // SAFETY: `slot` is valid, and pinned.
+                unsafe { sys::vramio_sema_init(slot, SLOTS as i32) }
+            }),
+            taken: [const { Atomic::new(0) }; SLOTS / WORD],
+        }))
+    }
+
+    /// The slot at a place.
+    pub(crate) fn slot(&self, index: usize) -> Option<&Slot> {
+        self.slots.get(index)
+    }
+
+    /// Takes a slot for a job, if one is free.
+    pub(crate) fn try_take(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
+        // SAFETY: Initialised in `new`.
+        if unsafe { bindings::down_trylock(self.free.get()) } != 0 {
+            return Err(job);
+        }
+        Ok(self.take(job, waiter))
+    }
+
+    /// Takes a slot for a job; waits for one, unless a fatal signal comes.
+    pub(crate) fn take_killable(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
+        // SAFETY: Initialised in `new`; the caller may sleep.
+        if unsafe { bindings::down_killable(self.free.get()) } != 0 {
+            return Err(job);
+        }
+        Ok(self.take(job, waiter))
+    }
+
+    fn take(&self, job: Job, waiter: Waiter) -> &Slot {
+        // The semaphore says that one is free; only its place is open.
+        let slot = loop {
+            if let Some(index) = self.claim() {
+                break &self.slots[index];
+            }
+            core::hint::spin_loop();
+        };
+        // SAFETY: The slot is ours.
+        unsafe {
+            *slot.buffer.get() = job.buffer();
+            *slot.job.get() = Some(job);
+            *slot.waiter.get() = Some(waiter);
+        }
+        slot.cancelled.store(false, Relaxed);
+        slot
+    }
+
+    fn claim(&self) -> Option<usize> {
+        for (word, taken) in self.taken.iter().enumerate() {
+            let mut old = taken.load(Relaxed);
+            while old != u64::MAX {
+                let bit = old.trailing_ones();
+                match taken.cmpxchg(old, old | 1 << bit, Full) {
+                    Ok(_) => return Some(word * WORD + bit as usize),
+                    Err(now) => old = now,
+                }
+            }
+        }
+        None
+    }
+
+    /// Gives a slot back and takes its job out.
+    ///
+    /// # Safety
+    ///
+    /// The slot is the caller's, of this pool, and no part is queued.
+    pub(crate) unsafe fn give(&self, slot: &Slot) -> Job {
+        // SAFETY: Per the contract.
+        let job = unsafe { (*slot.job.get()).take().unwrap_unchecked() };
+        let bit = 1u64 << (slot.index % WORD);
+        let word = &self.taken[slot.index / WORD];
+        let mut old = word.load(Relaxed);
+        while let Err(now) = word.cmpxchg(old, old & !bit, Full) {
+            old = now;
+        }
+        // SAFETY: Initialised in `new`.
+        unsafe { bindings::up(self.free.get()) };
+        job
+    }
+}
