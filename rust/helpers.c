@@ -258,6 +258,12 @@ bool vramio_file_cached(const struct file *file)
 	return READ_ONCE(file->f_mapping->nrpages) != 0;
 }
 
+/* Does what a read does to the time of the last access. */
+void vramio_file_accessed(struct file *file)
+{
+	file_accessed(file);
+}
+
 /* The device below a block device node or a file system on one; else NULL. */
 struct block_device *vramio_file_bdev(const struct file *file)
 {

@@ -159,6 +159,12 @@ unsafe fn attempt(
         }
     }
 
+    if direction == Direction::Read && target.is_regular() {
+        // The file system does this after the read; where the time is due, it may read
+        // the inode's block, which would be in the charge.
+        // SAFETY: The file is open.
+        unsafe { sys::vramio_file_accessed(file) };
+    }
     let before = Accounts::now(direction);
     // SAFETY: The iocb and the iterator are valid; what a queued iocb needs lives on.
     let ret = unsafe {
