@@ -189,15 +189,7 @@ fn facts() -> Vec<Fact> {
         facts,
         VramioBatch,
         "vramio_batch",
-        [
-            size,
-            flags,
-            entries,
-            count,
-            entry_size,
-            done,
-            reason,
-        ]
+        [size, flags, entries, count, entry_size, done, reason,]
     );
     structure!(
         facts,
