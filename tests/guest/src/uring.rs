@@ -83,6 +83,10 @@ fn drive<S: squeue::EntryMarker>(
         }
         if plan.abandon {
             ring.submit()?;
+            // The kernel's thread takes them in its own time.
+            while !ring.submission().is_empty() {
+                std::thread::yield_now();
+            }
             return Ok(Vec::new());
         }
         if left == 0 {
