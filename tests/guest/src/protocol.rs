@@ -267,9 +267,9 @@ pub struct UringPlan {
     pub fixed: bool,
     /// Most commands in flight.
     pub depth: u32,
-    /// Closes the ring when as many commands are submitted as `depth` says. No
-    /// results come back then.
-    pub abandon: bool,
+    /// Closes the ring so many milliseconds after as many commands were submitted
+    /// as `depth` says. No results come back then.
+    pub abandon: Option<u64>,
     /// The commands, in the order of their submission.
     pub requests: Vec<UringRequest>,
 }

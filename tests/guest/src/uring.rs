@@ -5,6 +5,7 @@
 use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring};
 use std::io;
+use std::time::Duration;
 use vramio_guest::protocol::{Ring, UringDone, UringPlan, UringRequest};
 
 /// How long the kernel's submission thread looks for work before it sleeps, ms.
@@ -81,12 +82,10 @@ fn drive<S: squeue::EntryMarker>(
                 .map_err(io::Error::other)?;
             in_flight += 1;
         }
-        if plan.abandon {
+        if let Some(delay) = plan.abandon {
             ring.submit()?;
-            // The kernel's thread takes them in its own time.
-            while !ring.submission().is_empty() {
-                std::thread::yield_now();
-            }
+            // Threads of the kernel take them in their own time.
+            std::thread::sleep(Duration::from_millis(delay));
             return Ok(Vec::new());
         }
         if left == 0 {

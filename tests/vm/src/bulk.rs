@@ -100,7 +100,7 @@ impl Way {
             },
             fixed: self == Way::FixedFile,
             depth: DEPTH,
-            abandon: false,
+            abandon: None,
             requests: requests.iter().map(|io| command(io, flags)).collect(),
         }
     }

@@ -193,7 +193,7 @@ fn close(context: &mut Context<'_>, way: Way) -> Result<()> {
     with_slow(context, |context, slow| {
         let mark = context.vm.mark()?;
         let plan = UringPlan {
-            abandon: true,
+            abandon: Some(500),
             depth: WHOLE as u32,
             ..way.plan(&slow.buffer.device, &slow.whole())
         };
