@@ -11,9 +11,9 @@ use vramio_abi::mockgpu::{
     MOCKGPU_IOC_PLACE,
 };
 use vramio_abi::{
-    Reason, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
-    VramioUnregister, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ, VRAMIO_IOC_REGISTER,
-    VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_UNREGISTER, VRAMIO_IOC_WRITE,
+    Reason, VramioBatch, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
+    VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ,
+    VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_UNREGISTER, VRAMIO_IOC_WRITE,
 };
 use vramio_guest::protocol::{IoctlResult, Op};
 
@@ -60,6 +60,8 @@ abi!(
     VramioRegisterDmabuf,
     VramioUnregister,
     VramioIo,
+    VramioBatch,
+    VramioUring,
     VramioProbe,
     MockgpuInfo,
     MockgpuAlloc,

@@ -2,6 +2,9 @@
 
 //! The cases, by what they are about.
 
+mod async_end;
+mod async_io;
+mod async_refuse;
 mod cli;
 mod dmabuf;
 mod frame;
@@ -22,6 +25,9 @@ pub fn all() -> Vec<Case> {
         refuse::cases(),
         register::cases(),
         dmabuf::cases(),
+        async_io::cases(),
+        async_refuse::cases(),
+        async_end::cases(),
         process::cases(),
         cli::cases(),
     ]
