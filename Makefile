@@ -52,6 +52,11 @@ test-guest: ## Lane: all that runs in a VM.
 test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
 
+.PHONY: bench-kernel
+bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by function).
+	@$(READY) && FILTER='$(FILTER)' PROFILE='$(PROFILE)' \
+	cargo run --quiet --package vramio-bench-kernel --
+
 check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
 	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \
 	cargo fmt --all --check && \

@@ -56,9 +56,6 @@ pub(crate) trait Argument: AsBytes + FromBytes + Copy + Default {
     /// Checks flags and reserved members.
     fn check(&self) -> Result<(), Refusal>;
 
-    /// The size that the caller says it has, bytes.
-    fn size(&self) -> u32;
-
     /// Where the reason goes.
     fn reason(&mut self) -> &mut u32;
 }
@@ -99,10 +96,6 @@ macro_rules! argument {
                 known_flags(self.flags, $flags)?;
                 $(zero(self.$reserved)?;)?
                 Ok(())
-            }
-
-            fn size(&self) -> u32 {
-                self.size
             }
 
             fn reason(&mut self) -> &mut u32 {
@@ -180,40 +173,22 @@ pub(crate) fn pack_reason(reason: Reason) -> u64 {
 
 /// Runs one ioctl: reads the structure, checks it, calls `body`, and writes the
 /// structure back, whether the call failed or not.
-///
-/// The rules are those of `copy_struct_from_user()`: a short structure of an older
-/// caller is extended with zeros, a longer one of a newer caller is taken while
-/// its unknown tail is zero.
 pub(crate) fn call<T: Argument>(
     arg: usize,
     body: impl FnOnce(&mut T) -> Result<(), Refusal>,
 ) -> Result<isize> {
-    // What every version has, in one go.
-    let mut value = T::default();
-    UserSlice::new(UserPtr::from_addr(arg), T::FIRST_SIZE)
+    let ptr = UserPtr::from_addr(arg);
+    let size = UserSlice::new(ptr, size_of::<u32>())
         .reader()
-        .read_slice(&mut value.as_bytes_mut()[..T::FIRST_SIZE])?;
-    let size = value.size() as usize;
-    let known = size_of::<T>();
-    if size < T::FIRST_SIZE {
-        return Err(EINVAL);
-    }
-    // A page is far more than any version of any structure will have.
-    if size > kernel::page::PAGE_SIZE {
-        return Err(E2BIG);
-    }
-
-    let shared = size.min(known);
-    if size > T::FIRST_SIZE {
-        let rest = UserPtr::from_addr(arg.wrapping_add(T::FIRST_SIZE));
-        let mut reader = UserSlice::new(rest, size - T::FIRST_SIZE).reader();
-        reader.read_slice(&mut value.as_bytes_mut()[T::FIRST_SIZE..shared])?;
-        while !reader.is_empty() {
-            if reader.read::<u8>()? != 0 {
-                return Err(E2BIG);
-            }
-        }
-    }
+        .read::<u32>()? as usize;
+    // Nearly every caller has the structure that we have. A copy of a length that the
+    // compiler knows needs no look at the memory that it goes to.
+    let same = size == size_of::<T>();
+    let mut value = if same {
+        UserSlice::new(ptr, size).reader().read::<T>()?
+    } else {
+        read_other(ptr, size)?
+    };
 
     let result = value.check().and_then(|()| {
         *value.reason() = Reason::None as u32;
@@ -222,8 +197,39 @@ pub(crate) fn call<T: Argument>(
     if let Err(refusal) = result {
         *value.reason() = refusal.reason as u32;
     }
-    UserSlice::new(UserPtr::from_addr(arg), shared)
-        .writer()
-        .write_slice(&value.as_bytes()[..shared])?;
+    if same {
+        UserSlice::new(ptr, size).writer().write(&value)?;
+    } else {
+        let shared = size.min(size_of::<T>());
+        UserSlice::new(ptr, shared)
+            .writer()
+            .write_slice(&value.as_bytes()[..shared])?;
+    }
     Ok(result.map(|()| 0)?)
+}
+
+/// Reads the structure of a caller that was compiled with another version of it.
+///
+/// The rules are those of `copy_struct_from_user()`: a short structure of an older
+/// caller is extended with zeros, a longer one of a newer caller is taken while
+/// its unknown tail is zero.
+#[cold]
+fn read_other<T: Argument>(ptr: UserPtr, size: usize) -> Result<T> {
+    if size < T::FIRST_SIZE {
+        return Err(EINVAL);
+    }
+    // A page is far more than any version of any structure will have.
+    if size > kernel::page::PAGE_SIZE {
+        return Err(E2BIG);
+    }
+    let shared = size.min(size_of::<T>());
+    let mut value = T::default();
+    let mut reader = UserSlice::new(ptr, size).reader();
+    reader.read_slice(&mut value.as_bytes_mut()[..shared])?;
+    while !reader.is_empty() {
+        if reader.read::<u8>()? != 0 {
+            return Err(E2BIG);
+        }
+    }
+    Ok(value)
 }

@@ -311,19 +311,22 @@ impl Ctx {
 
     /// The slots of asynchronous requests.
     pub(crate) fn pool(&self) -> Result<&Pool, Refusal> {
-        if self.pool.as_ref().is_none() {
-            // One thread makes them.
-            let _one = self.table.lock();
-            if self.pool.as_ref().is_none() {
-                let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
-                let pool = KBox::pin_init(Pool::new()?, GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
-                self.pool.populate(pool);
-            }
-        }
         match self.pool.as_ref() {
             Some(pool) => Ok(pool),
-            None => Err(Refusal::new(ENOMEM, Reason::NoMemory)),
+            None => self.make_pool(),
         }
+    }
+
+    #[cold]
+    fn make_pool(&self) -> Result<&Pool, Refusal> {
+        let no_memory = Refusal::new(ENOMEM, Reason::NoMemory);
+        // One thread makes them.
+        let _one = self.table.lock();
+        if self.pool.as_ref().is_none() {
+            let pool = KBox::pin_init(Pool::new()?, GFP_KERNEL_ACCOUNT).map_err(|_| no_memory)?;
+            self.pool.populate(pool);
+        }
+        self.pool.as_ref().map(|pool| &**pool).ok_or(no_memory)
     }
 
     pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {

@@ -58,6 +58,12 @@ struct page *vramio_pfn_to_page(unsigned long pfn)
 	return pfn_to_page(pfn);
 }
 
+/* The page `n` pages further on, of the same pgmap. */
+struct page *vramio_page_after(struct page *page, unsigned long n)
+{
+	return page + n;
+}
+
 phys_addr_t vramio_pfn_phys(unsigned long pfn)
 {
 	return PFN_PHYS(pfn);

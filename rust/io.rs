@@ -75,8 +75,11 @@ pub(crate) unsafe fn submit(
             )
         }
     };
-    // A bio that has to be split cannot be submitted without waiting.
-    if wait != Wait::Does && slice.len <= verdict.attributes.max_nowait {
+    // A bio that must not wait cannot be split. File systems mark none that is longer
+    // than a block so (fs/iomap/direct-io.c), block devices all.
+    let max = verdict.attributes.max_nowait;
+    let fits = target.is_regular() || slice.len <= max;
+    if wait != Wait::Does && max > 0 && fits {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
         if !again || wait == Wait::MayNot {

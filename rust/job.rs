@@ -9,6 +9,7 @@ use crate::{
     abi::{Certainty, Path, Reason, Refusal},
     buffer::Buffer,
     io::{self, Charge, OnDone, Wait},
+    pages::Slice,
     pure::{
         account::{self, Account},
         range, split,
@@ -53,6 +54,8 @@ pub(crate) struct Job {
     /// Bytes of the part under way.
     asked: u64,
     charge: Charge,
+    /// What a part under way that lies in one run points at.
+    bvec: bindings::bio_vec,
     /// The last attempt without waiting failed; the next one waits.
     waits: bool,
     results: Results,
@@ -119,6 +122,7 @@ impl Job {
             end,
             asked: 0,
             charge: Charge::default(),
+            bvec: bindings::bio_vec::default(),
             waits: false,
             results: Results {
                 bytes: 0,
@@ -185,7 +189,7 @@ impl Job {
             }
         };
         let from = self.request.buffer_offset + self.results.bytes;
-        let Some(slice) = inside.slice(from, self.asked) else {
+        let Some(mut slice) = inside.slice(from, self.asked) else {
             drop(entered);
             return self.stop(ERANGE, Reason::OutOfRange);
         };
@@ -193,8 +197,16 @@ impl Job {
         let path = self.verdict.route.path;
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_submit(write, at, from, self.asked, path as u32) };
+        if let Some(bvec) = slice.trimmed() {
+            self.bvec = bvec;
+            slice = Slice {
+                bvecs: core::slice::from_ref(&self.bvec),
+                skip: 0,
+                ..slice
+            };
+        }
         // SAFETY: Per our contract; we are inside the gate, and stay inside for a queued
-        // part.
+        // part. The job stays where it is meanwhile, and `bvec` with it.
         let (outcome, charge) = unsafe {
             io::submit(
                 iocb,

@@ -34,6 +34,26 @@ pub(crate) struct Slice<'a> {
     pub(crate) len: u64,
 }
 
+impl Slice<'_> {
+    /// The slice as a bvec of its own, if it lies in one run.
+    ///
+    /// A bvec that is longer than the data makes the block layer look for places to
+    /// split a request that is one page.
+    pub(crate) fn trimmed(&self) -> Option<bindings::bio_vec> {
+        let [run] = self.bvecs else {
+            return None;
+        };
+        let page = PAGE_SIZE as u64;
+        Some(bindings::bio_vec {
+            // SAFETY: The slice begins in the run, which has this page.
+            bv_page: unsafe { sys::vramio_page_after(run.bv_page, (self.skip / page) as usize) },
+            // No longer than the run.
+            bv_len: self.len as u32,
+            bv_offset: (self.skip % page) as u32,
+        })
+    }
+}
+
 impl Pages {
     /// All `frames` are P2PDMA pages of the provider. (Arguments are dropped in the
     /// reverse order.)

@@ -5,7 +5,7 @@
 //! All are allocated at the file's first asynchronous request, so that a request
 //! allocates nothing; there are no more in flight than there are slots.
 
-use crate::{buffer::Buffer, io, job::Job, sys};
+use crate::{buffer::Buffer, io, job::Job, pure::places::Places, sys};
 use core::{cell::UnsafeCell, ptr::NonNull};
 use kernel::{
     bindings,
@@ -177,11 +177,10 @@ pub(crate) unsafe extern "C" fn on_done(iocb: *mut bindings::kiocb, ret: isize) 
 #[pin_data]
 pub(crate) struct Pool {
     slots: KVec<Slot>,
-    /// Counts the free ones.
+    places: Places<Atomic<u64>, { SLOTS / WORD }>,
+    /// Those who wait for a place are woken by it. Nobody else touches it.
     #[pin]
-    free: Opaque<bindings::semaphore>,
-    /// Which are taken.
-    taken: [Atomic<u64>; SLOTS / WORD],
+    freed: Opaque<bindings::semaphore>,
 }
 
 // SAFETY: A slot is used by whoever took it; the rest is atomic or has its own lock.
@@ -197,11 +196,11 @@ impl Pool {
         }
         Ok(pin_init!(Self {
             slots,
-            free <- Opaque::ffi_init(|slot| {
+            places: Places::new([const { Atomic::new(0) }; SLOTS / WORD], Atomic::new(0)),
+            freed <- Opaque::ffi_init(|slot| {
                 // SAFETY: `slot` is valid, and pinned.
-                unsafe { sys::vramio_sema_init(slot, SLOTS as i32) }
+                unsafe { sys::vramio_sema_init(slot, 0) }
             }),
-            taken: [const { Atomic::new(0) }; SLOTS / WORD],
         }))
     }
 
@@ -212,30 +211,40 @@ impl Pool {
 
     /// Takes a slot for a job, if one is free.
     pub(crate) fn try_take(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
-        // SAFETY: Initialised in `new`.
-        if unsafe { bindings::down_trylock(self.free.get()) } != 0 {
-            return Err(job);
+        match self.places.take() {
+            Some(index) => Ok(self.fill(index, job, waiter)),
+            None => Err(job),
         }
-        Ok(self.take(job, waiter))
     }
 
     /// Takes a slot for a job; waits for one, unless a fatal signal comes.
     pub(crate) fn take_killable(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
-        // SAFETY: Initialised in `new`; the caller may sleep.
-        if unsafe { bindings::down_killable(self.free.get()) } != 0 {
-            return Err(job);
+        let taken = self.places.take().or_else(|| self.wait());
+        match taken {
+            Some(index) => Ok(self.fill(index, job, waiter)),
+            None => Err(job),
         }
-        Ok(self.take(job, waiter))
     }
 
-    fn take(&self, job: Job, waiter: Waiter) -> &Slot {
-        // The semaphore says that one is free; only its place is open.
-        let slot = loop {
-            if let Some(index) = self.claim() {
-                break &self.slots[index];
+    /// Waits for a place, unless a fatal signal comes.
+    #[cold]
+    fn wait(&self) -> Option<usize> {
+        self.places.begin_waiting();
+        let place = loop {
+            if let Some(place) = self.places.take() {
+                break Some(place);
             }
-            core::hint::spin_loop();
+            // SAFETY: Initialised in `new`; the caller may sleep.
+            if unsafe { bindings::down_killable(self.freed.get()) } != 0 {
+                break None;
+            }
         };
+        self.places.end_waiting();
+        place
+    }
+
+    fn fill(&self, index: usize, job: Job, waiter: Waiter) -> &Slot {
+        let slot = &self.slots[index];
         // SAFETY: The slot is ours.
         unsafe {
             *slot.buffer.get() = job.buffer();
@@ -246,20 +255,6 @@ impl Pool {
         slot
     }
 
-    fn claim(&self) -> Option<usize> {
-        for (word, taken) in self.taken.iter().enumerate() {
-            let mut old = taken.load(Relaxed);
-            while old != u64::MAX {
-                let bit = old.trailing_ones();
-                match taken.cmpxchg(old, old | 1 << bit, Full) {
-                    Ok(_) => return Some(word * WORD + bit as usize),
-                    Err(now) => old = now,
-                }
-            }
-        }
-        None
-    }
-
     /// Gives a slot back and takes its job out.
     ///
     /// # Safety
@@ -268,14 +263,10 @@ impl Pool {
     pub(crate) unsafe fn give(&self, slot: &Slot) -> Job {
         // SAFETY: Per the contract.
         let job = unsafe { (*slot.job.get()).take().unwrap_unchecked() };
-        let bit = 1u64 << (slot.index % WORD);
-        let word = &self.taken[slot.index / WORD];
-        let mut old = word.load(Relaxed);
-        while let Err(now) = word.cmpxchg(old, old & !bit, Full) {
-            old = now;
+        if self.places.give(slot.index) {
+            // SAFETY: Initialised in `new`.
+            unsafe { bindings::up(self.freed.get()) };
         }
-        // SAFETY: Initialised in `new`.
-        unsafe { bindings::up(self.free.get()) };
         job
     }
 }

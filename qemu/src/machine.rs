@@ -44,6 +44,8 @@ pub struct Config {
     pub kernel_args: Vec<String>,
     /// More arguments for QEMU.
     pub qemu_args: Vec<String>,
+    /// Files of the host that these arguments name. QEMU may read them.
+    pub files: Vec<PathBuf>,
     /// Put the guest's second serial port on our terminal, with a shell on it.
     pub shell: bool,
     /// Let a debugger connect to this local TCP port.
@@ -62,6 +64,7 @@ impl Config {
             disks,
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
+            files: Vec::new(),
             shell: false,
             gdb: None,
         }
@@ -166,6 +169,10 @@ impl Machine {
                 writable: false,
             });
         }
+        binds.extend(config.files.iter().map(|path| Bind {
+            path,
+            writable: false,
+        }));
         let mut command = root.command("qemu-system-x86_64", &binds);
         command.args(arguments(config, kernel, dir));
         if !config.shell {

@@ -22,12 +22,13 @@ pub struct Programs {
 #[derive(Deserialize)]
 struct Artifact {
     target: Target,
-    executable: Option<PathBuf>,
+    filenames: Vec<PathBuf>,
 }
 
 #[derive(Deserialize)]
 struct Target {
     name: String,
+    kind: Vec<String>,
 }
 
 /// Builds those of the checkout with cargo, so that no test runs an old one.
@@ -36,34 +37,64 @@ struct Target {
 ///
 /// When cargo cannot be run or the build fails.
 pub fn build(checkout: &Path) -> Result<Programs> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
-    let output = Command::new(&cargo)
-        .current_dir(checkout)
-        .args(["build", "--bins"])
-        .args(["--package", "vramio-guest", "--package", "vramio-cli"])
-        .arg("--message-format=json-render-diagnostics")
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("run {}", cargo.display()))?;
-    if !output.status.success() {
-        bail!(
-            "cargo could not build the guest's programs ({})",
-            output.status
-        );
-    }
-    let built: BTreeMap<String, PathBuf> = String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
-        .filter_map(|artifact| Some((artifact.target.name, artifact.executable?)))
-        .collect();
-    let find = |name: &str| {
-        built
-            .get(name)
-            .cloned()
-            .with_context(|| format!("cargo built no program {name}"))
-    };
+    let options = "--bins --package vramio-guest --package vramio-cli";
+    let mut built = Built::new(checkout, options)?;
     Ok(Programs {
-        agent: find("vramio-guest")?,
-        cli: find("vramio")?,
+        agent: built.take("vramio-guest")?,
+        cli: built.take("vramio")?,
     })
+}
+
+/// Programs and shared libraries that cargo has built, by the names of their
+/// targets.
+#[derive(Debug)]
+pub struct Built(BTreeMap<String, PathBuf>);
+
+impl Built {
+    /// Runs `cargo build` in the checkout with these options, words with spaces
+    /// between them.
+    ///
+    /// # Errors
+    ///
+    /// When cargo cannot be run or the build fails.
+    pub fn new(checkout: &Path, options: &str) -> Result<Self> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        let output = Command::new(&cargo)
+            .current_dir(checkout)
+            .arg("build")
+            .args(options.split(' '))
+            .arg("--message-format=json-render-diagnostics")
+            .stderr(Stdio::inherit())
+            .output()
+            .with_context(|| format!("run {}", cargo.display()))?;
+        if !output.status.success() {
+            bail!("cargo build {options} failed ({})", output.status);
+        }
+        let built = String::from_utf8_lossy(&output.stdout)
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Artifact>(line).ok())
+            .filter_map(|artifact| {
+                let kinds = ["bin", "cdylib"];
+                let of_ours = artifact
+                    .target
+                    .kind
+                    .iter()
+                    .any(|kind| kinds.contains(&kind.as_str()));
+                let file = artifact.filenames.into_iter().next().filter(|_| of_ours)?;
+                Some((artifact.target.name, file))
+            })
+            .collect();
+        Ok(Self(built))
+    }
+
+    /// The file of a target.
+    ///
+    /// # Errors
+    ///
+    /// When there is none of this name.
+    pub fn take(&mut self, name: &str) -> Result<PathBuf> {
+        self.0
+            .remove(name)
+            .with_context(|| format!("cargo built no {name}"))
+    }
 }

@@ -78,6 +78,14 @@ impl Parts {
         })
     }
 
+    /// The same with one more program, found in the guest as `/usr/bin/NAME`.
+    #[must_use]
+    pub fn with_program(mut self, source: &std::path::Path, name: &str) -> Self {
+        self.extras
+            .push(extra(source, &format!("usr/bin/{name}"), 0o755));
+        self
+    }
+
     /// Whether machines get our modules.
     pub fn has_modules(&self) -> bool {
         self.extras

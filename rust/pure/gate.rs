@@ -83,7 +83,7 @@ impl<W: Word> Gate<W> {
 mod tests {
     use super::*;
     use loom::sync::{
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{fence, AtomicU64, AtomicUsize, Ordering},
         Arc,
     };
 
@@ -93,7 +93,12 @@ mod tests {
         }
 
         fn compare_exchange(&self, old: u64, new: u64) -> Result<u64, u64> {
-            AtomicU64::compare_exchange(self, old, new, Ordering::SeqCst, Ordering::SeqCst)
+            // loom takes SeqCst for AcqRel; only its fences are full barriers.
+            fence(Ordering::SeqCst);
+            let was =
+                AtomicU64::compare_exchange(self, old, new, Ordering::SeqCst, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            was
         }
     }
 

@@ -8,6 +8,7 @@ pub mod align;
 pub mod bars;
 pub mod gate;
 pub mod name;
+pub mod places;
 pub mod range;
 pub mod runs;
 pub mod split;
