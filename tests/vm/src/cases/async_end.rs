@@ -42,8 +42,7 @@ pub fn cases() -> Vec<Case> {
         let mut add = |what: &str, run: fn(&mut Context<'_>, Way) -> Result<()>| {
             let name = format!("async/{}/{what}", way.name());
             let case = Case::new(name, Kind::Default, move |context| run(context, way));
-            let quick = way == Way::Plain && what == "kill-in-flight";
-            cases.push(if quick { case.smoke() } else { case });
+            cases.push(case);
         };
         add("close-in-flight", close);
         add("kill-in-flight", kill);
