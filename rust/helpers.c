@@ -507,11 +507,6 @@ bool vramio_uring_may_wait(unsigned int issue_flags)
 	return !(issue_flags & IO_URING_F_NONBLOCK);
 }
 
-bool vramio_uring_is_cancel(unsigned int issue_flags)
-{
-	return issue_flags & IO_URING_F_CANCEL;
-}
-
 bool vramio_uring_big_cqe(unsigned int issue_flags)
 {
 	return issue_flags & IO_URING_F_CQE32;
@@ -521,11 +516,6 @@ bool vramio_uring_big_cqe(unsigned int issue_flags)
 void **vramio_uring_pdu(struct io_uring_cmd *cmd)
 {
 	return io_uring_cmd_to_pdu(cmd, void *);
-}
-
-void vramio_uring_mark_cancelable(struct io_uring_cmd *cmd, unsigned int issue_flags)
-{
-	io_uring_cmd_mark_cancelable(cmd, issue_flags);
 }
 
 void vramio_uring_done(struct io_uring_cmd *cmd, s32 res, unsigned int issue_flags)

@@ -137,11 +137,6 @@ impl Job {
         })
     }
 
-    /// Whether more than the part under way is left.
-    pub(crate) fn has_more(&self) -> bool {
-        self.end - self.results.bytes > self.asked
-    }
-
     pub(crate) fn buffer(&self) -> &Buffer {
         &self.buffer
     }

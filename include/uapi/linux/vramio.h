@@ -686,8 +686,9 @@ struct vramio_batch {
  * not cover, in units of 512, rounded up.
  *
  * At most 256 requests of one open file are in flight. A further one waits in io_uring's
- * worker threads for its turn. Cancelling a request ends it after the part that it is
- * at (vramio_info.part_bytes): a drive's command cannot be called back.
+ * worker threads for its turn. A request cannot be cancelled: a drive's command
+ * cannot be called back. When the task that issued it dies, it ends after the part that
+ * it is at (vramio_info.part_bytes).
  */
 struct vramio_uring {
 	/* Must be 0. */
