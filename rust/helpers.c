@@ -102,9 +102,11 @@ void vramio_put_pgmap(struct dev_pagemap *pgmap)
 
 /* --- the current task --- */
 
+/* Also for a thread of io_uring, which takes the signal off before it ends. */
 bool vramio_fatal_signal_pending(void)
 {
-	return fatal_signal_pending(current);
+	return fatal_signal_pending(current) ||
+	       READ_ONCE(current->signal->flags) & SIGNAL_GROUP_EXIT;
 }
 
 struct mm_struct *vramio_current_mm(void)

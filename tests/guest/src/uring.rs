@@ -76,6 +76,10 @@ fn drive<S: squeue::EntryMarker>(
             let Some((index, request)) = requests.next() else {
                 break;
             };
+            // The kernel's thread may complete an entry before it gives its place free.
+            while ring.submission().is_full() {
+                ring.submitter().squeue_wait()?;
+            }
             // SAFETY: the command is in the entry; what it points to is checked by the
             // kernel, and is memory that no Rust object lies in.
             unsafe { ring.submission().push(&entry(plan, request, index)) }
