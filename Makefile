@@ -15,7 +15,7 @@ LANES = abi host guest smoke-72
 SCRIPTS = .ci/run $(shell find . -name '*.sh' -not -path './build/*' -not -path './target/*')
 KERNEL_RUST = $(shell find rust -name '*.rs' -not -name '*_generated.rs')
 
-.PHONY: help demo test check modules prepare shell clean clean-cache
+.PHONY: help demo test check modules install dkms prepare shell clean clean-cache
 
 help: ## Show this.
 	@echo 'usage: make TARGET [NAME=VALUE ...]'
@@ -70,6 +70,31 @@ check: ## Check formatting, lints (also the kernel's, for both kernels), scripts
 
 modules: ## Build vramio.ko and vramio_mockgpu.ko (CLIPPY=1: with the kernel's lints).
 	@$(VM) modules
+
+# Where `install` and `dkms` put their files; packagers set DESTDIR.
+DESTDIR =
+RELEASE = $(shell uname -r)
+KDIR = /lib/modules/$(RELEASE)/build
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+UDEV_RULES = $(DESTDIR)/usr/lib/udev/rules.d
+DKMS_TREE = $(DESTDIR)/usr/src/vramio-$(VERSION)
+
+install: ## Build vramio.ko for KDIR (default: the running kernel) and install it, with the udev rules (DESTDIR=).
+	rm -rf build/install
+	@$(MAKE) dkms DESTDIR=build/install
+	sh build/install/usr/src/vramio-$(VERSION)/packaging/dkms/build.sh '$(RELEASE)' '$(KDIR)'
+	install -D -m 644 build/install/usr/src/vramio-$(VERSION)/vramio.ko \
+		'$(DESTDIR)/lib/modules/$(RELEASE)/updates/vramio.ko'
+	depmod $(if $(DESTDIR),-b '$(DESTDIR)') '$(RELEASE)'
+	install -D -m 644 -t '$(UDEV_RULES)' packaging/udev/60-vramio.rules
+
+dkms: ## Install the sources for DKMS, and the udev rules (DESTDIR=).
+	install -d '$(DKMS_TREE)/packaging'
+	cp -r Kbuild rust LICENSES '$(DKMS_TREE)'
+	cp -r packaging/dkms '$(DKMS_TREE)/packaging'
+	install -D -m 644 -t '$(DKMS_TREE)/ioctl-abi/src' ioctl-abi/src/*.rs
+	sed 's/@VERSION@/$(VERSION)/' packaging/dkms/dkms.conf.in >'$(DKMS_TREE)/dkms.conf'
+	install -D -m 644 -t '$(UDEV_RULES)' packaging/udev/60-vramio.rules
 
 prepare: ## Set up build root and kernel (UPDATE=1: look for newer versions).
 	@$(VM) prepare $(if $(UPDATE),--update)

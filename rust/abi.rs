@@ -78,6 +78,9 @@ fn zero(reserved: u32) -> Result<(), Refusal> {
 
 macro_rules! argument {
     ($type:ty, $size:literal, $flags:expr $(, $reserved:ident)?) => {
+        argument!($type, $size from $size, $flags $(, $reserved)?);
+    };
+    ($type:ty, $size:literal from $first:literal, $flags:expr $(, $reserved:ident)?) => {
         const _: () = assert!(size_of::<$type>() == $size);
 
         // SAFETY: `repr(C)` and made of integers: every bit pattern is valid.
@@ -87,7 +90,7 @@ macro_rules! argument {
         unsafe impl AsBytes for $type {}
 
         impl Argument for $type {
-            const FIRST_SIZE: usize = $size;
+            const FIRST_SIZE: usize = $first;
 
             fn check(&self) -> Result<(), Refusal> {
                 known_flags(self.flags, $flags)?;
@@ -103,10 +106,12 @@ macro_rules! argument {
 }
 
 argument!(VramioInfo, 56, 0);
-argument!(VramioRegister, 48, 0, reserved);
+argument!(VramioRegister, 56 from 48, 0, reserved);
+argument!(VramioRegisterDmabuf, 88, 0);
 argument!(VramioUnregister, 16, 0);
 argument!(VramioIo, 88, 0, reserved);
-argument!(VramioProbe, 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioProbe, 112 from 80, VRAMIO_PROBE_WRITE, reserved);
+argument!(VramioStats, 1640, 0);
 argument!(VramioBatch, 32, 0);
 
 const _: () = assert!(size_of::<VramioUring>() == 80);

@@ -211,8 +211,7 @@ impl<'a> Batch<'a> {
     fn finish(&mut self, slot: &'a Slot, index: u32) {
         // SAFETY: The slot is ours, and no part of it is queued.
         let job = unsafe { self.pool.give(slot) };
-        let direction = job.direction();
-        let outcome = job.finish();
+        let outcome = job.finish(self.ctx.stats());
         drop(job);
         let mut entry = VramioIo {
             size: self.arg.entry_size,
@@ -221,7 +220,6 @@ impl<'a> Batch<'a> {
         match outcome {
             Ok(results) => {
                 abi::fill_results(&mut entry, &results);
-                self.ctx.stats().completed(direction, &results);
                 self.write_results(index, &entry);
             }
             Err(refusal) => self.write_refusal(index, entry, refusal),
@@ -229,7 +227,7 @@ impl<'a> Batch<'a> {
     }
 
     fn write_refusal(&mut self, index: u32, mut entry: VramioIo, refusal: Refusal) {
-        self.ctx.stats().refused(refusal.reason);
+        self.ctx.stats().refused(refusal);
         entry.reason = refusal.reason as u32;
         entry.error = refusal.errno as i32;
         self.write_results(index, &entry);

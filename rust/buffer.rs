@@ -3,39 +3,40 @@
 //! Registrations, and how they let go.
 //!
 //! A registration is *live* until it is revoked: by the caller, by the end of the
-//! mapping or of the process image (MMU notifier), by the provider's driver going
-//! away (provider.rs), or by the open file's end. Revoking closes its gate, so no
-//! request enters any more. When the last one inside has left, the registration
-//! is *drained*: nothing transfers data from or to its pages. A work item then
-//! *releases* it: the notifier is removed and the pages are unpinned. What stays
-//! is a tombstone that says why.
+//! mapping or of the process image (mapping.rs), by the exporter of a dma-buf
+//! (dmabuf.rs), by the provider's driver going away (unbind.rs), or by the open
+//! file's end. Revoking closes its gate, so no request enters any more. When the
+//! last one inside has left, the registration is *drained*: nothing transfers data
+//! from or to its pages. A work item then *releases* it: its source and its pages
+//! are given back. What stays is a tombstone that says why.
 //!
 //! With kernel bvecs in flight nothing else in the kernel waits for them; the gate
 //! is the only protection.
 //!
-//! Lock order: device_lock > mmap_lock > the list of providers. The notifier's
-//! callback takes no lock; it waits for the gate, and those inside it neither take
-//! mmap_lock nor touch user memory.
+//! Lock order: device_lock > mmap_lock > dma_resv > the lists of providers and ties.
+//! The callbacks of the sources take no lock; they wait for the requests inside the
+//! gate, which take none of these locks and do not touch user memory. Who builds a
+//! registration is inside, too, and takes them; the callbacks do not wait for him.
 
 use crate::{
     abi::{Reason, Refusal},
+    dmabuf::Attachment,
     event::Event,
-    pins::Pinned,
+    mapping::Mapping,
+    pages::Pages,
     pure::gate::{Gate, Passed, Word},
     reclaim, sys,
+    unbind::Tie,
 };
-use core::{cell::UnsafeCell, ops::Deref};
+use core::{cell::UnsafeCell, ops::Deref, pin::Pin};
 use kernel::{
-    bindings::{self, EINTR, ENODEV, ENOMEM, ESTALE},
-    impl_has_work,
-    mm::Mm,
-    new_work,
+    bindings::{ENODEV, ENOMEM, ESTALE},
+    impl_has_work, new_work,
     prelude::*,
     sync::{
-        atomic::{Atomic, Full, Relaxed},
+        atomic::{Acquire, Atomic, Full, Relaxed, Release},
         Arc,
     },
-    types::Opaque,
     workqueue::{Work, WorkItem},
 };
 
@@ -63,22 +64,20 @@ pub(crate) struct Buffer {
     /// Requests between the provider and itself were inside: its driver must be able
     /// to end them, so nobody waits for them before it does.
     loops: Atomic<bool>,
+    /// Requests may enter, or could before it was revoked.
+    built: Atomic<bool>,
     #[pin]
     drained: Event,
     #[pin]
     released: Event,
     /// Read inside the gate only; written before the gate is shown to anybody else,
     /// and taken once it is drained.
-    pinned: UnsafeCell<Option<Pinned>>,
-    /// Whether `notifier` is inserted; under the same rule.
-    watched: UnsafeCell<bool>,
-    #[pin]
-    notifier: Opaque<bindings::mmu_interval_notifier>,
+    content: UnsafeCell<Content>,
     #[pin]
     work: Work<Buffer>,
 }
 
-// SAFETY: The cells follow the gate's rule, everything else is atomic or has its own lock.
+// SAFETY: The cell follows the gate's rule, everything else is atomic or has its own lock.
 unsafe impl Send for Buffer {}
 // SAFETY: As above.
 unsafe impl Sync for Buffer {}
@@ -87,16 +86,33 @@ impl_has_work! {
     impl HasWork<Self> for Buffer { self.work }
 }
 
+/// What a registration gives back when it is released: fields are dropped in the
+/// order of their declaration.
+#[derive(Default)]
+pub(crate) struct Content {
+    pub(crate) source: Option<Source>,
+    pub(crate) pages: Option<Pages>,
+    pub(crate) tie: Option<Tie>,
+}
+
+/// Where the pages come from, and who ends the registration from there.
+pub(crate) enum Source {
+    /// Mapped user memory.
+    Mapping(#[allow(dead_code)] Pin<KBox<Mapping>>),
+    /// A dma-buf.
+    DmaBuf(#[allow(dead_code)] Pin<KBox<Attachment>>),
+}
+
 /// Being inside a registration's gate.
 pub(crate) struct Inside<'a>(&'a Buffer);
 
 impl Deref for Inside<'_> {
-    type Target = Pinned;
+    type Target = Pages;
 
-    fn deref(&self) -> &Pinned {
+    fn deref(&self) -> &Pages {
         // SAFETY: Inside the gate the cell is not written; `register()` lets nobody in
         // before it is filled.
-        unsafe { (*self.0.pinned.get()).as_ref().unwrap_unchecked() }
+        unsafe { (*self.0.content.get()).pages.as_ref().unwrap_unchecked() }
     }
 }
 
@@ -115,22 +131,22 @@ impl Drop for Inside<'_> {
 }
 
 impl Buffer {
-    /// Registers a range of the calling process's memory.
-    ///
-    /// `addr` and `len` are page aligned, `len` is not 0 and does not wrap; `mm` is
-    /// the current task's.
-    pub(crate) fn register(mm: &Mm, addr: u64, len: u64) -> Result<Arc<Self>, Refusal> {
+    /// Makes a registration of `len` bytes, whose content `build` fills in. What a
+    /// failing `build` has filled in by then is released as always.
+    pub(crate) fn register(
+        len: u64,
+        build: impl FnOnce(&Arc<Self>, &mut Content) -> Result<(), Refusal>,
+    ) -> Result<Arc<Self>, Refusal> {
         let buffer = Arc::pin_init(
             pin_init!(Self {
                 len,
                 gate: Gate::new(Atomic::new(0)),
                 revoked: Atomic::new(0),
                 loops: Atomic::new(false),
+                built: Atomic::new(false),
                 drained <- Event::new(),
                 released <- Event::new(),
-                pinned: UnsafeCell::new(None),
-                watched: UnsafeCell::new(false),
-                notifier <- Opaque::uninit(),
+                content: UnsafeCell::new(Content::default()),
                 work <- new_work!("vramio::Buffer"),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -139,10 +155,12 @@ impl Buffer {
         // We are inside while we build. Whoever leaves last gets this reference.
         buffer.gate.enter();
         let _ = Arc::into_raw(buffer.clone());
-        let built = buffer.build(mm, addr, len);
+        // SAFETY: We are inside the gate and nobody else is yet, so the cell is ours.
+        let built = build(&buffer, unsafe { &mut *buffer.content.get() });
         if let Err(refusal) = built {
             buffer.revoke(refusal.reason);
         }
+        buffer.built.store(true, Release);
         buffer.leave();
         match (built, buffer.refusal()) {
             (Ok(()), None) => Ok(buffer),
@@ -151,39 +169,6 @@ impl Buffer {
                 Err(refusal)
             }
         }
-    }
-
-    fn build(self: &Arc<Self>, mm: &Mm, addr: u64, len: u64) -> Result<(), Refusal> {
-        // Before pinning, so that no end of the mapping is missed.
-        // SAFETY: `mm` is the current task's; the notifier is pinned in `self`, and
-        // removed before `self` goes. We are inside the gate, so the cell is ours.
-        unsafe {
-            let notifier = self.notifier.get();
-            let ret = bindings::mmu_interval_notifier_insert(
-                notifier,
-                mm.as_raw(),
-                addr as usize,
-                len as usize,
-                &NOTIFIER_OPS,
-            );
-            if ret != 0 {
-                return Err(Refusal::new(
-                    ret.unsigned_abs(),
-                    match ret.unsigned_abs() {
-                        EINTR => Reason::Interrupted,
-                        _ => Reason::NoMemory,
-                    },
-                ));
-            }
-            *self.watched.get() = true;
-            // An insertion may be deferred; this waits until it is in effect.
-            bindings::mmu_interval_read_begin(notifier);
-        }
-        let mut pinned = Pinned::pin(addr, len)?;
-        pinned.attach(self.clone())?;
-        // SAFETY: We are inside the gate and nobody else is yet.
-        unsafe { *self.pinned.get() = Some(pinned) };
-        Ok(())
     }
 
     /// Bytes.
@@ -204,7 +189,7 @@ impl Buffer {
     }
 
     /// What a request gets once it is revoked.
-    fn refusal(&self) -> Option<Refusal> {
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
         match Reason::from_raw(self.revoked.load(Relaxed))? {
             Reason::None => None,
             Reason::ProviderGone => Some(Refusal::new(ENODEV, Reason::ProviderGone)),
@@ -221,7 +206,10 @@ impl Buffer {
 
     /// Closes the gate; the first reason stays. Callable in any context.
     pub(crate) fn revoke(&self, reason: Reason) {
-        let _ = self.revoked.cmpxchg(0, reason as u32, Full);
+        if self.revoked.cmpxchg(0, reason as u32, Full).is_ok() {
+            // SAFETY: Passes integers.
+            unsafe { sys::vramio_trace_revoke(self.len, reason as u32) };
+        }
         if self.gate.close() == Passed::Drained {
             self.on_drained();
         }
@@ -248,6 +236,21 @@ impl Buffer {
         reclaim::release(unsafe { Arc::from_raw(self) });
     }
 
+    /// Waits until no request is inside a revoked registration, if it may. Returns
+    /// whether there is none.
+    pub(crate) fn wait_idle(&self, may_sleep: bool) -> bool {
+        // Who builds it makes no requests, and may need a lock that the caller holds. As
+        // the gate is closed, there won't be any.
+        if !self.built.load(Acquire) || self.gate.is_drained() {
+            return true;
+        }
+        if may_sleep {
+            // Those inside are requests of at most one part each.
+            self.drained.wait();
+        }
+        may_sleep
+    }
+
     /// Waits until the pages are released, or a fatal signal comes; they are released
     /// all the same.
     pub(crate) fn wait_released_killable(&self) {
@@ -271,59 +274,8 @@ impl WorkItem for Buffer {
     type Pointer = Arc<Buffer>;
 
     fn run(this: Arc<Buffer>) {
-        // SAFETY: Drained, and this runs once: both cells are ours.
-        let (watched, pinned) = unsafe { (*this.watched.get(), (*this.pinned.get()).take()) };
-        if watched {
-            // SAFETY: Inserted by `build()`; this waits for a callback under way.
-            unsafe { bindings::mmu_interval_notifier_remove(this.notifier.get()) };
-        }
-        drop(pinned);
+        // SAFETY: Drained, and this runs once: the cell is ours.
+        drop(core::mem::take(unsafe { &mut *this.content.get() }));
         this.released.set();
     }
-}
-
-static NOTIFIER_OPS: bindings::mmu_interval_notifier_ops = bindings::mmu_interval_notifier_ops {
-    invalidate: Some(invalidate),
-    invalidate_start: None,
-    invalidate_finish: None,
-};
-
-/// The range, or a part of it, is being unmapped.
-///
-/// # Safety
-///
-/// Called by the MMU notifier of a `Buffer`, under mmap_lock.
-unsafe extern "C" fn invalidate(
-    notifier: *mut bindings::mmu_interval_notifier,
-    range: *const bindings::mmu_notifier_range,
-    _seq: usize,
-) -> bool {
-    // SAFETY: The range is valid for this call.
-    let (event, may_sleep) = unsafe { ((*range).event, sys::vramio_range_blockable(range)) };
-    // A change of protection leaves the memory in place.
-    if matches!(
-        event,
-        bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_VMA
-            | bindings::mmu_notifier_event_MMU_NOTIFY_PROTECTION_PAGE
-            | bindings::mmu_notifier_event_MMU_NOTIFY_SOFT_DIRTY
-    ) {
-        return true;
-    }
-    // SAFETY: The notifier is the member of a live `Buffer`: it is removed before.
-    let buffer = unsafe { &*kernel::container_of!(Opaque::cast_from(notifier), Buffer, notifier) };
-    buffer.revoke(Reason::Revoked);
-    if buffer.gate.is_drained() {
-        return true;
-    }
-    if may_sleep {
-        // Those inside are requests of at most one part each.
-        buffer.drained.wait();
-    }
-    may_sleep
-}
-
-/// Whether the current task runs in this memory.
-pub(crate) fn is_current(mm: &Mm) -> bool {
-    // SAFETY: Looks at the current task.
-    core::ptr::eq(mm.as_raw(), unsafe { sys::vramio_current_mm() })
 }

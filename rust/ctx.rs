@@ -8,22 +8,30 @@
 use crate::{
     abi::{
         self, Certainty, Path, Reason, Refusal, VramioInfo, VramioIo, VramioProbe, VramioRegister,
-        VramioUnregister, VRAMIO_ABI_VERSION, VRAMIO_FEATURE_BATCH, VRAMIO_FEATURE_URING,
-        VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE,
+        VramioRegisterDmabuf, VramioStats, VramioUnregister, VRAMIO_ABI_VERSION,
+        VRAMIO_FEATURE_BATCH, VRAMIO_FEATURE_DMABUF, VRAMIO_FEATURE_URING,
+        VRAMIO_FEATURE_USER_MAPPING, VRAMIO_PROBE_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN,
+        VRAMIO_STATS_PROVIDER,
     },
     buffer::{self, Buffer},
+    charge::{Charge, Over},
+    dmabuf::Import,
     job::{self, Job},
+    limits::Limits,
+    mapping,
     pure::{
         range::{self, BadRange},
         split,
     },
     request::Request,
     slot::Pool,
-    stats::Stats,
-    target::{Direction, Facts, Target},
+    stats::{Count, Counters, Module},
+    sys, tally,
+    target::{self, Direction, Facts, Route, Target},
+    verdict::Verdicts,
 };
 use kernel::{
-    bindings::{EINVAL, ENOENT, ENOMEM, ENOSPC, EPERM},
+    bindings::{EINVAL, ENODEV, ENOENT, ENOMEM, ENOSPC, EPERM},
     mm::Mm,
     new_mutex,
     page::PAGE_SIZE,
@@ -34,27 +42,63 @@ use kernel::{
     sync::{aref::ARef, Arc, Mutex, SetOnce},
 };
 
-/// Most registrations of one open file.
-const MAX_REGISTRATIONS: u32 = 4096;
-
 /// One open file.
 #[pin_data]
 pub(crate) struct Ctx {
-    /// The memory of the process image that opened the file. Registering reads the
-    /// caller's page tables, so only that image may; requests may come from any
-    /// holder of the descriptor.
+    /// The memory of the process image that opened the file. Registering mapped memory
+    /// reads the caller's page tables, so only that image may. A dma-buf is its own proof:
+    /// registering one, like requests, is open to any holder of the descriptor.
     mm: Option<ARef<Mm>>,
     #[pin]
     table: Mutex<Table>,
     /// Made by the first asynchronous request.
     pool: SetOnce<Pin<KBox<Pool>>>,
-    stats: Stats,
+    #[pin]
+    verdicts: Verdicts,
+    stats: Counters,
 }
 
 struct Table {
-    buffers: RBTree<u32, Arc<Buffer>>,
+    buffers: RBTree<u32, Entry>,
     count: u32,
+    bytes: u64,
     last_id: u32,
+}
+
+/// A registration of this file. It counts until it is unregistered, revoked or not.
+struct Entry {
+    buffer: Arc<Buffer>,
+    /// Ends when this does.
+    _charge: Charge,
+}
+
+impl Table {
+    /// Checks the limits of one open file for one more.
+    fn check(&self, len: u64) -> Result<(), Over> {
+        let limits = Limits::get();
+        Over::check(
+            u64::from(self.count),
+            1,
+            u64::from(limits.open_registrations),
+            ENOSPC,
+            Reason::RegistrationLimit,
+        )?;
+        Over::check(
+            self.bytes,
+            len,
+            limits.open_bytes,
+            ENOSPC,
+            Reason::OpenBytes,
+        )
+    }
+}
+
+/// What the caller of a registration learns.
+struct Registered {
+    id: u32,
+    runs: u32,
+    domain: u32,
+    devid: u32,
 }
 
 impl Ctx {
@@ -67,21 +111,26 @@ impl Ctx {
             table <- new_mutex!(Table {
                 buffers: RBTree::new(),
                 count: 0,
+                bytes: 0,
                 last_id: 0,
             }),
             pool: SetOnce::new(),
-            stats: Stats::new(),
+            verdicts <- Verdicts::new(),
+            stats: Counters::new(),
         })
     }
 
-    pub(crate) fn stats(&self) -> &Stats {
+    pub(crate) fn stats(&self) -> &Counters {
         &self.stats
     }
 
     pub(crate) fn info(&self, out: &mut VramioInfo) -> Result<(), Refusal> {
         out.abi_version = VRAMIO_ABI_VERSION;
-        out.max_registrations = MAX_REGISTRATIONS;
-        out.features = VRAMIO_FEATURE_USER_MAPPING | VRAMIO_FEATURE_BATCH | VRAMIO_FEATURE_URING;
+        out.max_registrations = Limits::get().open_registrations;
+        out.features = VRAMIO_FEATURE_USER_MAPPING
+            | VRAMIO_FEATURE_BATCH
+            | VRAMIO_FEATURE_URING
+            | VRAMIO_FEATURE_DMABUF;
         out.max_registration_bytes = buffer::MAX_BYTES;
         out.part_bytes = split::PART_BYTES;
         out.sparse_part_bytes = split::SPARSE_PART_BYTES;
@@ -90,7 +139,7 @@ impl Ctx {
     }
 
     pub(crate) fn register(&self, arg: &mut VramioRegister) -> Result<(), Refusal> {
-        let mm = self.mm.as_deref().filter(|mm| buffer::is_current(mm));
+        let mm = self.mm.as_deref().filter(|mm| mapping::is_current(mm));
         let Some(mm) = mm else {
             return Err(Refusal::new(EPERM, Reason::ForeignProcess));
         };
@@ -100,39 +149,99 @@ impl Ctx {
             Err(BadRange::Empty) => return Err(Refusal::new(EINVAL, Reason::EmptyRange)),
             Err(_) => return Err(Refusal::new(EINVAL, Reason::Overflow)),
         }
-        if arg.len > buffer::MAX_BYTES {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationSize));
-        }
-        // Before the work of pinning; `insert()` decides.
-        if self.table.lock().count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
-        }
-        let buffer = Buffer::register(mm, arg.addr, arg.len)?;
-        let filled = buffer.enter().map(|inside| {
-            // Far fewer than 2^32: the limit is 2^28 pages.
-            arg.runs = inside.runs() as u32;
-            arg.provider_domain = inside.provider().pdev().domain();
-            arg.provider_devid = inside.provider().pdev().devid();
-        });
-        match filled.and_then(|()| self.insert(buffer.clone())) {
-            Ok(id) => {
-                arg.id = id;
-                Ok(())
-            }
-            Err(refusal) => {
-                end(&buffer);
-                Err(refusal)
-            }
-        }
+        let note = |over: Over| {
+            arg.limit = over.limit;
+            over.refusal
+        };
+        let charge = self.charge(arg.len).map_err(note)?;
+        let buffer = Buffer::register(arg.len, |buffer, content| {
+            mapping::build(buffer, mm, arg.addr, arg.len, content)
+        })?;
+        let note = |over: Over| {
+            arg.limit = over.limit;
+            over.refusal
+        };
+        let known = self.publish(buffer, charge).map_err(note)?;
+        arg.id = known.id;
+        arg.runs = known.runs;
+        arg.provider_domain = known.domain;
+        arg.provider_devid = known.devid;
+        Ok(())
     }
 
-    fn insert(&self, buffer: Arc<Buffer>) -> Result<u32, Refusal> {
-        let no_memory = |_| Refusal::new(ENOMEM, Reason::NoMemory);
-        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT).map_err(no_memory)?;
-        let mut table = self.table.lock();
-        if table.count >= MAX_REGISTRATIONS {
-            return Err(Refusal::new(ENOSPC, Reason::RegistrationLimit));
+    pub(crate) fn register_dmabuf(&self, arg: &mut VramioRegisterDmabuf) -> Result<(), Refusal> {
+        *arg = VramioRegisterDmabuf {
+            size: arg.size,
+            flags: arg.flags,
+            fd: arg.fd,
+            domain: arg.domain,
+            devid: arg.devid,
+            offset: arg.offset,
+            len: arg.len,
+            bar_free: u64::MAX,
+            ..VramioRegisterDmabuf::default()
+        };
+        let import = Import::open(arg.fd, arg.domain, arg.devid)?;
+        arg.bar_requested = import.size();
+        arg.bar_total = import.bar_size();
+        let range = import.range(arg.offset, arg.len)?;
+        // All of the buffer is looked at, whatever part is wanted.
+        let charge = self.charge(import.size()).map_err(|over| over.refusal)?;
+        let bytes = range.end - range.start;
+        let buffer = Buffer::register(bytes, |buffer, content| {
+            import.build(buffer, range, content)
+        })?;
+        let known = self.publish(buffer, charge).map_err(|over| over.refusal)?;
+        arg.bytes = bytes;
+        arg.id = known.id;
+        arg.runs = known.runs;
+        arg.provider_domain = known.domain;
+        arg.provider_devid = known.devid;
+        Ok(())
+    }
+
+    /// Checks the limits before the work of pinning, and charges the user; `insert()`
+    /// decides for the open file.
+    fn charge(&self, len: u64) -> Result<Charge, Over> {
+        if len > buffer::MAX_BYTES {
+            return Err(Refusal::new(ENOSPC, Reason::RegistrationSize).into());
         }
+        self.table.lock().check(len)?;
+        Charge::new(len)
+    }
+
+    /// Gives a finished registration its id.
+    fn publish(&self, buffer: Arc<Buffer>, charge: Charge) -> Result<Registered, Over> {
+        let known = buffer.enter().map(|inside| Registered {
+            id: 0,
+            // Far fewer than 2^32: the limit is 2^28 pages.
+            runs: inside.runs() as u32,
+            domain: inside.provider().pdev().domain(),
+            devid: inside.provider().pdev().devid(),
+        });
+        let entry = Entry {
+            buffer: buffer.clone(),
+            _charge: charge,
+        };
+        let published = known.map_err(Over::from).and_then(|known| {
+            let id = self.insert(entry)?;
+            Ok(Registered { id, ..known })
+        });
+        match &published {
+            // SAFETY: Passes integers.
+            Ok(known) => unsafe {
+                sys::vramio_trace_register(buffer.len(), known.runs, known.domain, known.devid)
+            },
+            Err(_) => end(&buffer),
+        }
+        published
+    }
+
+    fn insert(&self, entry: Entry) -> Result<u32, Over> {
+        let reservation = RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)
+            .map_err(|_| Refusal::new(ENOMEM, Reason::NoMemory))?;
+        let mut table = self.table.lock();
+        table.check(entry.buffer.len())?;
         // Ids are not used again until all others were; there are more ids than entries.
         let mut id = table.last_id;
         loop {
@@ -141,8 +250,9 @@ impl Ctx {
                 break;
             }
         }
-        table.buffers.insert(reservation.into_node(id, buffer));
+        table.bytes += entry.buffer.len();
         table.count += 1;
+        table.buffers.insert(reservation.into_node(id, entry));
         table.last_id = id;
         Ok(id)
     }
@@ -150,33 +260,34 @@ impl Ctx {
     pub(crate) fn unregister(&self, arg: &VramioUnregister) -> Result<(), Refusal> {
         self.remove(arg.id)
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
-            .map(|buffer| end(&buffer))
+            .map(|entry| end(&entry.buffer))
     }
 
     /// Ends a registration whose id the caller never learnt.
     pub(crate) fn undo_register(&self, id: u32) {
-        if let Some(buffer) = self.remove(id) {
-            end(&buffer);
+        if let Some(entry) = self.remove(id) {
+            end(&entry.buffer);
         }
     }
 
     /// Ends all registrations: the file is being closed for good.
     pub(crate) fn close(&self) {
         let buffers = core::mem::replace(&mut self.table.lock().buffers, RBTree::new());
-        for buffer in buffers.values() {
-            buffer.revoke(Reason::Revoked);
+        for entry in buffers.values() {
+            entry.buffer.revoke(Reason::Revoked);
         }
-        for buffer in buffers.values() {
-            buffer.wait_released();
+        for entry in buffers.values() {
+            entry.buffer.wait_released();
         }
     }
 
-    fn remove(&self, id: u32) -> Option<Arc<Buffer>> {
+    fn remove(&self, id: u32) -> Option<Entry> {
         let mut table = self.table.lock();
         let node = table.buffers.remove_node(&id)?;
+        let entry = node.to_key_value().1;
         table.count -= 1;
-        drop(table);
-        Some(node.to_key_value().1)
+        table.bytes -= entry.buffer.len();
+        Some(entry)
     }
 
     fn buffer(&self, id: u32) -> Result<Arc<Buffer>, Refusal> {
@@ -184,13 +295,18 @@ impl Ctx {
             .lock()
             .buffers
             .get(&id)
-            .cloned()
+            .map(|entry| entry.buffer.clone())
             .ok_or(Refusal::new(ENOENT, Reason::NoRegistration))
     }
 
     /// Checks a request and prepares it.
     pub(crate) fn begin(&self, request: Request) -> Result<Job, Refusal> {
-        Job::begin(request, self.buffer(request.buffer)?)
+        Job::begin(
+            request,
+            self.buffer(request.buffer)?,
+            &self.verdicts,
+            &self.stats,
+        )
     }
 
     /// The slots of asynchronous requests.
@@ -216,9 +332,20 @@ impl Ctx {
     pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
         abi::clear_results(arg);
         let mut job = self.begin(Request::of_io(direction, arg))?;
-        let results = job::run(&mut job)?;
-        self.stats.completed(direction, &results);
+        let results = job::run(&mut job, &self.stats)?;
         abi::fill_results(arg, &results);
+        Ok(())
+    }
+
+    pub(crate) fn count(&self, out: &mut VramioStats) -> Result<(), Refusal> {
+        match out.scope {
+            VRAMIO_STATS_MODULE => Module.fill(out),
+            VRAMIO_STATS_OPEN => self.stats.fill(out),
+            VRAMIO_STATS_PROVIDER => tally::find(out.provider_domain, out.provider_devid)
+                .ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?
+                .fill(out),
+            _ => return Err(Refusal::new(EINVAL, Reason::UnknownFlag)),
+        }
         Ok(())
     }
 
@@ -241,13 +368,13 @@ impl Ctx {
         arg.target_devid = facts.devid.unwrap_or(u32::MAX);
         arg.path = Path::None as u32;
         arg.certainty = Certainty::None as u32;
-        arg.distance = -1;
+        arg.distance = facts.distance.unwrap_or(-1);
+        arg.component = facts.component.bytes();
         arg.error = 0;
         match verdict {
             Ok(Some(route)) => {
                 arg.path = route.path as u32;
                 arg.certainty = Certainty::Forecast as u32;
-                arg.distance = route.distance;
             }
             Ok(None) => {}
             // There is nothing to ask about.
@@ -263,7 +390,7 @@ impl Ctx {
     pub(crate) fn show(&self, m: &SeqFile) {
         let table = self.table.lock();
         seq_print!(m, "vramio-registrations:\t{}\n", table.count);
-        for (id, buffer) in table.buffers.iter() {
+        for (id, Entry { buffer, .. }) in table.buffers.iter() {
             let Ok(inside) = buffer.enter() else {
                 seq_print!(
                     m,
@@ -295,14 +422,16 @@ fn forecast(
     buffer: Option<&Buffer>,
     fd: i32,
     facts: &mut Facts,
-) -> Result<Option<crate::pci::Route>, Refusal> {
-    let target = Target::open(fd, request.direction, facts)?;
+) -> Result<Option<Route>, Refusal> {
+    let target = Target::open(fd, request.direction)?;
+    let attributes = target.attributes(facts)?;
+    let stack = target.stack(facts)?;
     if let Some(buffer) = buffer {
         request.check_range(buffer)?;
     }
-    request.check_align(target.align)?;
+    request.check_align(attributes.align)?;
     buffer
-        .map(|b| target.route(b.enter()?.provider()))
+        .map(|b| target::route(&stack, b.enter()?.provider(), facts))
         .transpose()
 }
 

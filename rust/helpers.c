@@ -12,16 +12,29 @@
 #include <linux/io_uring/cmd.h>
 #include <linux/iommu.h>
 #include <linux/ioprio.h>
+#include <linux/kernfs.h>
+#include <linux/memory_hotplug.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pagemap.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
+#include <linux/percpu.h>
 #include <linux/sched/signal.h>
 #include <linux/semaphore.h>
 #include <linux/swiotlb.h>
+#include <linux/sysfs.h>
+#include <linux/timex.h>
 #include <linux/version.h>
+#include <asm/tsc.h>
+
+#include "trace.h"
+
+/* Words of vramio_file_look(). */
+#define VRAMIO_LOOK 12
+/* Counters of rust/stats.rs. */
+#define VRAMIO_COUNTERS 202
 
 /* --- pages --- */
 
@@ -56,16 +69,55 @@ phys_addr_t vramio_pfn_phys(unsigned long pfn)
 	return PFN_PHYS(pfn);
 }
 
+/* Whether the frame is one of host memory. */
+bool vramio_pfn_is_ram(unsigned long pfn)
+{
+	return pfn_to_online_page(pfn) != NULL;
+}
+
+bool vramio_pgmap_is_p2pdma(const struct dev_pagemap *pgmap)
+{
+	return pgmap->type == MEMORY_DEVICE_PCI_P2PDMA;
+}
+
+/* Whether `count` page frames from `pfn` on lie in one of the pgmap's ranges. */
+bool vramio_pgmap_holds(const struct dev_pagemap *pgmap, u64 pfn, u64 count)
+{
+	int i;
+
+	for (i = 0; i < pgmap->nr_range; i++) {
+		u64 first = PHYS_PFN(pgmap->ranges[i].start);
+		u64 end = PHYS_PFN(pgmap->ranges[i].end + 1);
+
+		if (pfn >= first && pfn < end && count <= end - pfn)
+			return true;
+	}
+	return false;
+}
+
+void vramio_put_pgmap(struct dev_pagemap *pgmap)
+{
+	put_dev_pagemap(pgmap);
+}
+
 /* --- the current task --- */
 
+/* Also for a thread of io_uring, which takes the signal off before it ends. */
 bool vramio_fatal_signal_pending(void)
 {
-	return fatal_signal_pending(current);
+	return fatal_signal_pending(current) ||
+	       READ_ONCE(current->signal->flags) & SIGNAL_GROUP_EXIT;
 }
 
 struct mm_struct *vramio_current_mm(void)
 {
 	return current->mm;
+}
+
+/* The real user. */
+u32 vramio_current_uid(void)
+{
+	return from_kuid(&init_user_ns, current_uid());
 }
 
 int vramio_current_ioprio(void)
@@ -85,10 +137,13 @@ u64 vramio_task_write_bytes(void)
 	return current->ioac.write_bytes;
 }
 
-/* Pages that this task dirtied since it was last throttled. */
-int vramio_task_dirtied(void)
+/*
+ * Changes when this task dirties a page of the page cache: pages since it was
+ * last throttled, and when that was.
+ */
+u64 vramio_task_dirtied(void)
 {
-	return current->nr_dirtied;
+	return (u64)current->dirty_paused_when << 32 ^ (u32)current->nr_dirtied;
 }
 
 void vramio_cond_resched(void)
@@ -118,24 +173,10 @@ bool vramio_range_blockable(const struct mmu_notifier_range *range)
 
 /* --- files --- */
 
-umode_t vramio_file_type(const struct file *file)
+/* The file system's registered name. */
+const char *vramio_file_fs_name(const struct file *file)
 {
-	return file_inode(file)->i_mode & S_IFMT;
-}
-
-loff_t vramio_file_size(const struct file *file)
-{
-	return i_size_read(file->f_mapping->host);
-}
-
-unsigned int vramio_file_mode(const struct file *file)
-{
-	return (__force unsigned int)file->f_mode;
-}
-
-unsigned long vramio_file_magic(const struct file *file)
-{
-	return file_inode(file)->i_sb->s_magic;
+	return file_inode(file)->i_sb->s_type->name;
 }
 
 bool vramio_file_dax(const struct file *file)
@@ -164,13 +205,71 @@ int vramio_file_statx(const struct file *file, struct kstat *stat)
 	return vfs_getattr_nosec(&file->f_path, stat, STATX_BASIC_STATS | STATX_DIOALIGN, 0);
 }
 
-/* 1 if the file is on a realtime device, 0 if not, or a negative errno. */
-int vramio_file_realtime(const struct file *file)
+/* The attributes that chattr and xfs_io change. */
+int vramio_file_attributes(const struct file *file, u32 *flags, u32 *xflags)
 {
 	struct file_kattr attr = {};
 	int ret = vfs_fileattr_get(file->f_path.dentry, &attr);
 
-	return ret ?: !!(attr.fsx_xflags & FS_XFLAG_REALTIME);
+	*flags = attr.flags;
+	*xflags = attr.fsx_xflags;
+	return ret;
+}
+
+/*
+ * The time of the last change of an inode. With multigrain timestamps of
+ * nanoseconds, two changes have the same one only when nobody asked in between.
+ */
+u64 vramio_file_change(const struct file *file)
+{
+	const struct inode *inode = file->f_mapping->host;
+
+	return (u64)inode_get_ctime_sec(inode) << 30 ^ inode_get_ctime_nsec(inode);
+}
+
+/*
+ * A file by plain loads. The first eight words are what a verdict on it depends on
+ * (rust/verdict.rs), the others what a request asks (rust/target.rs).
+ */
+void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
+{
+	const struct address_space *mapping = file->f_mapping;
+	struct inode *inode = mapping->host;
+	bool block = S_ISBLK(inode->i_mode);
+	struct block_device *bdev = block ? I_BDEV(inode) : inode->i_sb->s_bdev;
+
+	look[0] = (unsigned long)file_inode(file);
+	look[1] = inode->i_ino;
+	look[2] = (u64)inode->i_generation << 32 |
+		  (inode->i_flags & (S_DAX | S_ENCRYPTED | S_VERITY)) |
+		  (mapping_stable_writes(mapping) ? BIT(31) : 0);
+	look[3] = (unsigned long)READ_ONCE(mapping->a_ops);
+	look[4] = (unsigned long)bdev;
+	if (bdev) {
+		const struct request_queue *q = bdev_get_queue(bdev);
+
+		look[5] = bdev->bd_disk->diskseq;
+		look[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
+		look[7] = (u64)q->limits.integrity.metadata_size << 32 |
+			  q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
+	} else {
+		look[5] = look[6] = look[7] = 0;
+	}
+	look[8] = (u64)(inode->i_mode & S_IFMT) << 32 | (__force u32)file->f_mode;
+	look[9] = i_size_read(inode);
+	look[10] = inode->i_blocks;
+	look[11] = vramio_file_change(file);
+}
+
+bool vramio_file_cached(const struct file *file)
+{
+	return READ_ONCE(file->f_mapping->nrpages) != 0;
+}
+
+/* Does what a read does to the time of the last access. */
+void vramio_file_accessed(struct file *file)
+{
+	file_accessed(file);
 }
 
 /* The device below a block device node or a file system on one; else NULL. */
@@ -182,17 +281,18 @@ struct block_device *vramio_file_bdev(const struct file *file)
 }
 
 /*
- * Has the file system read the mapping of a range into memory, so that a read
- * which follows submits data alone. With room for no extent, fiemap counts.
+ * Counts the extents of a range, or a negative errno. It has the file system read
+ * the mapping into memory, so that a read which follows submits data alone. With
+ * room for no extent, fiemap counts.
  */
-int vramio_file_warm_mapping(struct file *file, u64 start, u64 len)
+int vramio_file_count_extents(struct file *file, u64 start, u64 len)
 {
 	struct inode *inode = file_inode(file);
 	struct fiemap_extent_info info = {};
 
 	if (!inode->i_op->fiemap)
 		return -EOPNOTSUPP;
-	return inode->i_op->fiemap(inode, &info, start, len);
+	return inode->i_op->fiemap(inode, &info, start, len) ?: info.fi_extents_mapped;
 }
 
 void vramio_kiocb_end_write(struct kiocb *iocb)
@@ -238,14 +338,75 @@ u64 vramio_bdev_max_bytes(struct block_device *bdev)
 	return (u64)queue_max_sectors(bdev_get_queue(bdev)) << SECTOR_SHIFT;
 }
 
-/* The PCI function that a disk hangs on; no reference is taken. */
-struct pci_dev *vramio_bdev_pci(struct block_device *bdev)
+bool vramio_bdev_nowait(struct block_device *bdev)
 {
-	struct device *dev = disk_to_dev(bdev->bd_disk);
+	return bdev_nowait(bdev);
+}
 
+/* The whole disk's device. */
+struct device *vramio_bdev_disk(struct block_device *bdev)
+{
+	return disk_to_dev(bdev->bd_disk);
+}
+
+/* A device of the block class as a block device. */
+struct block_device *vramio_dev_bdev(struct device *dev)
+{
+	return dev_to_bdev(dev);
+}
+
+const char *vramio_dev_name(const struct device *dev)
+{
+	return dev_name(dev);
+}
+
+/* The PCI function that a device hangs on; no reference is taken. */
+struct pci_dev *vramio_dev_pci(struct device *dev)
+{
 	while (dev && !dev_is_pci(dev))
 		dev = dev->parent;
 	return dev ? to_pci_dev(dev) : NULL;
+}
+
+static bool links_to(struct kernfs_node *dir, struct kobject *to, const char *name)
+{
+	struct kernfs_node *link = sysfs_get_dirent(dir, name);
+	bool found = link && kernfs_type(link) == KERNFS_LINK && link->symlink.target_kn == to->sd;
+
+	sysfs_put(link);
+	return found;
+}
+
+/* The directory that names the members of a stacked disk; with a reference. */
+struct kernfs_node *vramio_disk_slaves(struct device *disk)
+{
+	struct kobject *dir = dev_to_disk(disk)->slave_dir;
+
+	return dir ? sysfs_get(dir->sd) : NULL;
+}
+
+/* Whether such a directory names the device. */
+bool vramio_is_slave(struct kernfs_node *slaves, struct device *dev)
+{
+	return links_to(slaves, &dev->kobj, dev_name(dev));
+}
+
+/* Counts the entries that were added to and removed from a directory. */
+unsigned long vramio_dir_changes(const struct kernfs_node *dir)
+{
+	return READ_ONCE(dir->dir.rev);
+}
+
+/*
+ * Whether the controller of the NVMe path disk @path belongs to the subsystem of
+ * the multipath disk @head, which has a link to each of its controllers.
+ */
+bool vramio_is_nvme_path(struct device *head, struct device *path)
+{
+	struct device *subsystem = head->parent, *controller = path->parent;
+
+	return subsystem && controller && subsystem->kobj.sd && controller->kobj.sd &&
+	       links_to(subsystem->kobj.sd, &controller->kobj, dev_name(controller));
 }
 
 /* --- PCI and DMA --- */
@@ -278,6 +439,27 @@ bool vramio_pci_owns(struct pci_dev *pdev, phys_addr_t addr)
 			return true;
 	}
 	return false;
+}
+
+/* A BAR that is in use, and memory. */
+bool vramio_pci_bar(struct pci_dev *pdev, int bar, u64 *phys, u64 *bus, u64 *len)
+{
+	struct resource *res = &pdev->resource[bar];
+
+	if (resource_type(res) != IORESOURCE_MEM || !res->parent || !resource_size(res))
+		return false;
+	*phys = res->start;
+	*bus = pci_bus_address(pdev, bar);
+	*len = resource_size(res);
+	return true;
+}
+
+/* The physical address of a DMA address of the device. */
+phys_addr_t vramio_pci_iova_to_phys(struct pci_dev *pdev, dma_addr_t addr)
+{
+	struct iommu_domain *domain = iommu_get_domain_for_dev(&pdev->dev);
+
+	return domain ? iommu_iova_to_phys(domain, addr) : addr;
 }
 
 /*
@@ -327,11 +509,6 @@ bool vramio_uring_may_wait(unsigned int issue_flags)
 	return !(issue_flags & IO_URING_F_NONBLOCK);
 }
 
-bool vramio_uring_is_cancel(unsigned int issue_flags)
-{
-	return issue_flags & IO_URING_F_CANCEL;
-}
-
 bool vramio_uring_big_cqe(unsigned int issue_flags)
 {
 	return issue_flags & IO_URING_F_CQE32;
@@ -341,11 +518,6 @@ bool vramio_uring_big_cqe(unsigned int issue_flags)
 void **vramio_uring_pdu(struct io_uring_cmd *cmd)
 {
 	return io_uring_cmd_to_pdu(cmd, void *);
-}
-
-void vramio_uring_mark_cancelable(struct io_uring_cmd *cmd, unsigned int issue_flags)
-{
-	io_uring_cmd_mark_cancelable(cmd, issue_flags);
 }
 
 void vramio_uring_done(struct io_uring_cmd *cmd, s32 res, unsigned int issue_flags)
@@ -370,4 +542,75 @@ static void vramio_uring_task_work(struct io_tw_req req, io_tw_token_t tw)
 void vramio_uring_in_task(struct io_uring_cmd *cmd)
 {
 	io_uring_cmd_complete_in_task(cmd, vramio_uring_task_work);
+}
+
+/* --- statistics --- */
+
+static DEFINE_PER_CPU(u64 [VRAMIO_COUNTERS], vramio_counters);
+
+unsigned int vramio_counters_len(void)
+{
+	return VRAMIO_COUNTERS;
+}
+
+/*
+ * Adds to counters of this CPU, of an open file and of a provider. Either of these
+ * may be NULL. Each entry is a counter and a number to add.
+ */
+void vramio_count(atomic64_t *open, atomic64_t *provider, const u64 (*add)[2], unsigned int entries)
+{
+	unsigned int i;
+
+	for (i = 0; i < entries; i++) {
+		this_cpu_add(vramio_counters[add[i][0]], add[i][1]);
+		if (open)
+			atomic64_add(add[i][1], &open[add[i][0]]);
+		if (provider)
+			atomic64_add(add[i][1], &provider[add[i][0]]);
+	}
+}
+
+u64 vramio_counted(unsigned int counter)
+{
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += READ_ONCE(per_cpu(vramio_counters, cpu)[counter]);
+	return sum;
+}
+
+u64 vramio_cycles(void)
+{
+	return get_cycles();
+}
+
+u64 vramio_nanoseconds_since(u64 cycles)
+{
+	return mul_u64_u32_div(get_cycles() - cycles, 1000000, tsc_khz ?: 1000000);
+}
+
+void vramio_trace_register(u64 bytes, u32 runs, u32 domain, u32 devid)
+{
+	trace_vramio_register(bytes, runs, domain, devid);
+}
+
+void vramio_trace_revoke(u64 bytes, u32 reason)
+{
+	trace_vramio_revoke(bytes, reason);
+}
+
+void vramio_trace_submit(bool write, u64 file_offset, u64 buffer_offset, u64 len, u32 path)
+{
+	trace_vramio_submit(write, file_offset, buffer_offset, len, path);
+}
+
+void vramio_trace_complete(bool write, u64 bytes, u64 ns, u32 certainty, u32 reason)
+{
+	trace_vramio_complete(write, bytes, ns, certainty, reason);
+}
+
+void vramio_trace_refuse(u32 reason, u32 error)
+{
+	trace_vramio_refuse(reason, error);
 }

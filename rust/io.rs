@@ -4,10 +4,11 @@
 //! through the VFS to the file's own read or write path.
 
 use crate::{
-    pins::Slice,
+    pages::Slice,
     provider::Provider,
     sys,
     target::{Direction, Target},
+    verdict::Verdict,
 };
 use kernel::bindings::{self, EAGAIN, EIOCBQUEUED};
 
@@ -59,6 +60,7 @@ pub(crate) unsafe fn submit(
     iocb: *mut bindings::kiocb,
     direction: Direction,
     target: &Target,
+    verdict: &Verdict,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -75,8 +77,9 @@ pub(crate) unsafe fn submit(
     };
     // A bio that must not wait cannot be split. File systems mark none that is longer
     // than a block so (fs/iomap/direct-io.c), block devices all.
-    let splits = !target.is_regular() && slice.len > target.max_nowait_bytes;
-    if wait != Wait::Does && target.nowait && !splits {
+    let max = verdict.attributes.max_nowait;
+    let fits = target.is_regular() || slice.len <= max;
+    if wait != Wait::Does && max > 0 && fits {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
         if !again || wait == Wait::MayNot {
@@ -88,7 +91,7 @@ pub(crate) unsafe fn submit(
     if direction == Direction::Read && target.is_regular() {
         // Not every file system offers this; then the charge is what it is.
         // SAFETY: The file is open.
-        let _ = unsafe { sys::vramio_file_warm_mapping(target.as_ptr(), at, slice.len) };
+        let _ = unsafe { sys::vramio_file_count_extents(target.as_ptr(), at, slice.len) };
     }
     attempt(false)
 }
@@ -149,6 +152,22 @@ unsafe fn attempt(
         })
     };
 
+    // A direct write that finds the page cache in its way falls back to it.
+    // SAFETY: The file is open.
+    if direction == Direction::Write && unsafe { sys::vramio_file_cached(file) } {
+        // SAFETY: The iocb is valid.
+        let ret = unsafe { bindings::kiocb_invalidate_pages(iocb, slice.len as usize) };
+        if ret != 0 {
+            return (Outcome::Done(ret as isize), Charge::default());
+        }
+    }
+
+    if direction == Direction::Read && target.is_regular() {
+        // The file system does this after the read; where the time is due, it may read
+        // the inode's block, which would be in the charge.
+        // SAFETY: The file is open.
+        unsafe { sys::vramio_file_accessed(file) };
+    }
     let before = Accounts::now(direction);
     // SAFETY: The iocb and the iterator are valid; what a queued iocb needs lives on.
     let ret = unsafe {
@@ -212,7 +231,7 @@ fn with_class(ioprio: u16) -> u16 {
 /// The kernel's accounts of the current task.
 struct Accounts {
     bytes: u64,
-    dirtied: i32,
+    dirtied: u64,
 }
 
 impl Accounts {

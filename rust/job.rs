@@ -9,17 +9,22 @@ use crate::{
     abi::{Certainty, Path, Reason, Refusal},
     buffer::Buffer,
     io::{self, Charge, OnDone, Wait},
-    pins::Slice,
+    pages::Slice,
     pure::{
         account::{self, Account},
         range, split,
     },
     request::Request,
+    stats::{Counters, Flight},
     sys,
     target::{Direction, Target},
+    verdict::{Verdict, Verdicts},
 };
 use kernel::{
-    bindings::{self, EAGAIN, ECANCELED, EINTR, EINVAL, EIO, ERANGE, EREMOTEIO},
+    bindings::{
+        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOSPC, ERANGE,
+        EREMOTEIO,
+    },
     sync::Arc,
 };
 
@@ -42,7 +47,8 @@ pub(crate) struct Job {
     request: Request,
     target: Target,
     buffer: Arc<Buffer>,
-    path: Path,
+    verdict: Verdict,
+    flight: Flight,
     /// Bytes to move.
     end: u64,
     /// Bytes of the part under way.
@@ -68,31 +74,51 @@ pub(crate) enum Step {
 
 impl Job {
     /// Checks a request and prepares it.
-    pub(crate) fn begin(request: Request, buffer: Arc<Buffer>) -> Result<Self, Refusal> {
+    ///
+    /// A request that gets as far as its provider is counted there, refused or not.
+    pub(crate) fn begin(
+        request: Request,
+        buffer: Arc<Buffer>,
+        verdicts: &Verdicts,
+        stats: &Counters,
+    ) -> Result<Self, Refusal> {
         request.check_range(&buffer)?;
-        let target = Target::open(request.fd, request.direction, &mut Default::default())?;
-        request.check_align(target.align)?;
-        let route = {
+        let target = Target::open(request.fd, request.direction)?;
+        let (flight, verdict) = {
             let inside = buffer.enter()?;
-            if target.is_on(inside.provider().pdev()) {
-                buffer.mark_loop();
-            }
-            target.route(inside.provider())?
+            let provider = inside.provider();
+            let flight = Flight::begin(request.direction, stats, provider.counters().clone());
+            (flight, verdicts.on(&target, provider))
         };
+        let checked = verdict.and_then(|verdict| {
+            request.check_align(verdict.attributes.align)?;
+            Ok(verdict)
+        });
+        let verdict = match checked {
+            Ok(verdict) => verdict,
+            Err(refusal) => {
+                flight.end(stats, &Err(refusal));
+                return Err(refusal);
+            }
+        };
+        if verdict.route.loops {
+            buffer.mark_loop();
+        }
         let end = match request.direction {
             Direction::Write => request.len,
             Direction::Read => range::clip_read(
                 request.file_offset,
                 request.len,
                 target.size(),
-                u64::from(target.align.offset),
+                u64::from(verdict.attributes.align.offset),
             ),
         };
         Ok(Self {
             request,
             target,
             buffer,
-            path: route.path,
+            verdict,
+            flight,
             end,
             asked: 0,
             charge: Charge::default(),
@@ -109,15 +135,6 @@ impl Job {
                 parts: 0,
             },
         })
-    }
-
-    pub(crate) fn direction(&self) -> Direction {
-        self.request.direction
-    }
-
-    /// Whether more than the part under way is left.
-    pub(crate) fn has_more(&self) -> bool {
-        self.end - self.results.bytes > self.asked
     }
 
     pub(crate) fn buffer(&self) -> &Buffer {
@@ -153,10 +170,7 @@ impl Job {
         if unsafe { sys::vramio_fatal_signal_pending() } {
             return self.stop(EINTR, Reason::Interrupted);
         }
-        let cap = self
-            .target
-            .extent
-            .map_or(split::PART_BYTES, |(size, blocks)| split::cap(size, blocks));
+        let cap = self.target.part_bytes(&self.verdict.attributes);
         let at = self.request.file_offset + self.results.bytes;
         self.asked = split::part(at, self.end - self.results.bytes, cap);
 
@@ -174,6 +188,10 @@ impl Job {
             drop(entered);
             return self.stop(ERANGE, Reason::OutOfRange);
         };
+        let write = self.request.direction == Direction::Write;
+        let path = self.verdict.route.path;
+        // SAFETY: Passes integers.
+        unsafe { sys::vramio_trace_submit(write, at, from, self.asked, path as u32) };
         if let Some(bvec) = slice.trimmed() {
             self.bvec = bvec;
             slice = Slice {
@@ -189,6 +207,7 @@ impl Job {
                 iocb,
                 self.request.direction,
                 &self.target,
+                &self.verdict,
                 inside.provider(),
                 &slice,
                 at,
@@ -222,7 +241,7 @@ impl Job {
             Ok(moved) => moved,
             Err(_) => {
                 let errno = ret.unsigned_abs() as u32;
-                self.stop(errno, error_reason(errno));
+                self.stop(errno, error_reason(errno, self.request.direction));
                 return false;
             }
         };
@@ -246,11 +265,17 @@ impl Job {
         self.stop(ECANCELED, Reason::Interrupted);
     }
 
-    /// The results, or why nothing moved.
-    pub(crate) fn finish(&self) -> Result<Results, Refusal> {
+    /// The results, or why nothing moved; counts them.
+    pub(crate) fn finish(&self, stats: &Counters) -> Result<Results, Refusal> {
+        let outcome = self.outcome();
+        self.flight.end(stats, &outcome);
+        outcome
+    }
+
+    fn outcome(&self) -> Result<Results, Refusal> {
         let mut results = self.results;
         if results.bytes > 0 {
-            results.path = self.path;
+            results.path = self.verdict.route.path;
         } else {
             if results.error != 0 {
                 return Err(Refusal::new(results.error, results.reason));
@@ -272,7 +297,7 @@ impl Job {
             asked: self.asked,
             returned: moved,
             submitted: self.charge.bytes,
-            align: u64::from(self.target.align.offset),
+            align: u64::from(self.verdict.attributes.align.offset),
             direct,
         });
         let write = self.request.direction == Direction::Write;
@@ -287,7 +312,12 @@ impl Job {
             Account::Unclear => (Certainty::Forecast, Reason::AccountsUnclear),
             Account::Uncovered(bytes) => {
                 self.results.uncovered += bytes;
-                (Certainty::Refuted, Reason::CpuFilled)
+                // A write has no holes: its data went to pages that were dirty already.
+                let reason = match write {
+                    false => Reason::CpuFilled,
+                    true => Reason::BufferedFallback,
+                };
+                (Certainty::Refuted, reason)
             }
             Account::Fallback => {
                 self.results.uncovered += moved;
@@ -311,16 +341,19 @@ fn rank(certainty: Certainty) -> u8 {
 }
 
 /// Everything was aligned and in range before, so EINVAL is the mapping's.
-fn error_reason(errno: u32) -> Reason {
+fn error_reason(errno: u32, direction: Direction) -> Reason {
     match errno {
         EINVAL | EREMOTEIO => Reason::MapRefused,
         EINTR => Reason::Interrupted,
+        EBUSY if direction == Direction::Write => Reason::PageCacheBusy,
+        EFBIG => Reason::FileSize,
+        ENOSPC | EDQUOT => Reason::NoSpace,
         _ => Reason::IoError,
     }
 }
 
 /// Runs a job to its end in the calling task.
-pub(crate) fn run(job: &mut Job) -> Result<Results, Refusal> {
+pub(crate) fn run(job: &mut Job, stats: &Counters) -> Result<Results, Refusal> {
     let mut iocb = bindings::kiocb::default();
     // SAFETY: Without `on_done` nothing is queued.
     while let Step::Arrived(ret) = unsafe { job.submit(&mut iocb, Wait::May, None) } {
@@ -329,7 +362,7 @@ pub(crate) fn run(job: &mut Job) -> Result<Results, Refusal> {
             break;
         }
     }
-    job.finish()
+    job.finish(stats)
 }
 
 /// Whether a part has to be submitted again where waiting is allowed.

@@ -18,11 +18,14 @@ use kernel::{
 pub(crate) type UringCmd =
     unsafe extern "C" fn(*mut bindings::io_uring_cmd, ffi::c_uint) -> ffi::c_int;
 
+/// What the open files of a node do.
+pub(crate) trait Operations: MiscDevice {
+    const URING_CMD: Option<UringCmd> = None;
+}
+
 /// A registered node `/dev/NAME` whose open files are `T`.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Node<T> {
-    #[pin]
-    fops: Opaque<bindings::file_operations>,
     #[pin]
     misc: Opaque<bindings::miscdevice>,
     _open: PhantomData<T>,
@@ -33,28 +36,24 @@ unsafe impl<T> Send for Node<T> {}
 // SAFETY: Not changed through `&self`.
 unsafe impl<T> Sync for Node<T> {}
 
-impl<T: MiscDevice> Node<T> {
-    /// Registers the node; the udev rule may widen `mode`.
-    pub(crate) fn new(
-        name: &'static CStr,
-        mode: u16,
-        uring_cmd: Option<UringCmd>,
-    ) -> impl PinInit<Self, Error> {
-        let raw = MiscDeviceOptions { name }.into_raw::<T>();
+impl<T: Operations> Node<T> {
+    /// They outlive the node: open files keep them, and with them the module.
+    const FOPS: bindings::file_operations = {
+        let raw = MiscDeviceOptions { name: c"" }.into_raw::<T>();
         // SAFETY: `into_raw` set a pointer to a constant.
         let mut ops = unsafe { *raw.fops };
         ops.owner = compat::this_module();
-        ops.uring_cmd = uring_cmd;
-        try_pin_init!(&this in Self {
-            fops <- Opaque::ffi_init(move |slot: *mut bindings::file_operations| {
-                // SAFETY: `slot` is valid for writes.
-                unsafe { slot.write(ops) }
-            }),
+        ops.uring_cmd = T::URING_CMD;
+        ops
+    };
+
+    /// Registers the node; the udev rule may widen `mode`.
+    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
+        let mut raw = MiscDeviceOptions { name }.into_raw::<T>();
+        raw.fops = &const { Self::FOPS };
+        raw.mode = mode;
+        try_pin_init!(Self {
             misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
-                let mut raw = raw;
-                // SAFETY: `fops` was initialised above and is pinned together with `misc`.
-                raw.fops = unsafe { (*this.as_ptr()).fops.get() };
-                raw.mode = mode;
                 // SAFETY: `slot` is valid for writes, and pinned until it is deregistered.
                 unsafe {
                     slot.write(raw);

@@ -5,8 +5,12 @@
 //! `kernel::pci::Device` is made for drivers of the device; vramio only looks at
 //! other drivers' devices.
 
-use crate::{abi::Path, sys};
-use core::ptr::NonNull;
+use crate::{
+    abi::{Path, Reason},
+    pure::{bars::Bar, name::Name},
+    sys,
+};
+use core::{fmt::Write, ptr::NonNull};
 use kernel::bindings;
 
 /// A counted reference to a PCI function.
@@ -28,6 +32,16 @@ impl PciRef {
         NonNull::new(unsafe { bindings::pci_dev_get(pdev) }).map(Self)
     }
 
+    /// The function that a device hangs on.
+    ///
+    /// # Safety
+    ///
+    /// `dev` is a live device.
+    pub(crate) unsafe fn above(dev: *mut bindings::device) -> Option<Self> {
+        // SAFETY: A live device keeps all above it.
+        unsafe { Self::get(sys::vramio_dev_pci(dev)) }
+    }
+
     /// Finds the function with a memory BAR that holds the physical address.
     pub(crate) fn owner_of(addr: bindings::phys_addr_t) -> Option<Self> {
         let any = bindings::PCI_ANY_ID as u32;
@@ -41,6 +55,41 @@ impl PciRef {
                 return Some(Self(found));
             }
         }
+    }
+
+    /// Finds the function with an address; `devid` is bus << 8 | device << 3 | function.
+    pub(crate) fn find(domain: u32, devid: u32) -> Option<Self> {
+        let domain = i32::try_from(domain).ok()?;
+        let [function, bus, 0, 0] = devid.to_le_bytes() else {
+            return None;
+        };
+        // SAFETY: Any address may be asked for; the result is null or has a reference.
+        NonNull::new(unsafe {
+            bindings::pci_get_domain_bus_and_slot(domain, bus.into(), function.into())
+        })
+        .map(Self)
+    }
+
+    /// The memory BARs; what is none has a length of 0.
+    pub(crate) fn bars(&self) -> [Bar; bindings::PCI_STD_NUM_BARS as usize] {
+        core::array::from_fn(|i| {
+            let (mut phys, mut bus, mut len) = (0, 0, 0);
+            // SAFETY: The device is live, and the number is one of a standard BAR.
+            let used = unsafe {
+                sys::vramio_pci_bar(self.as_ptr(), i as i32, &mut phys, &mut bus, &mut len)
+            };
+            match used {
+                true => Bar { phys, bus, len },
+                false => Bar::default(),
+            }
+        })
+    }
+
+    /// The physical address of one of the device's DMA addresses, as its IOMMU has it;
+    /// the same where none translates.
+    pub(crate) fn iova_to_phys(&self, addr: u64) -> u64 {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_iova_to_phys(self.as_ptr(), addr) }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut bindings::pci_dev {
@@ -57,6 +106,11 @@ impl PciRef {
     pub(crate) fn devid(&self) -> u32 {
         // SAFETY: The device is live.
         u32::from(unsafe { sys::vramio_pci_devid(self.as_ptr()) })
+    }
+
+    /// As the kernel prints it: domain, bus, device and function.
+    pub(crate) fn name(&self) -> Name {
+        bdf(self.as_ptr())
     }
 
     /// Whether its driver is bound, or about to be, and not being unbound.
@@ -92,38 +146,76 @@ pub(crate) struct Route {
     pub(crate) distance: i32,
 }
 
-/// The route from `client` to `provider`, or `None` when the kernel knows none.
-pub(crate) fn route(provider: &PciRef, client: &PciRef) -> Option<Route> {
+/// Why there is none, and the name of the bridge that is the cause.
+pub(crate) struct NoRoute {
+    pub(crate) reason: Reason,
+    pub(crate) bridge: Name,
+}
+
+/// The route from `client` to `provider`, as far as the kernel knows one.
+pub(crate) fn route(provider: &PciRef, client: &PciRef) -> Result<Route, NoRoute> {
     // SAFETY: Both devices are live; `dev` is the device embedded in a `pci_dev`.
     let distance = unsafe {
         let mut dev = &raw mut (*client.as_ptr()).dev;
         bindings::pci_p2pdma_distance_many(provider.as_ptr(), &mut dev, 1, false)
     };
+    let way = way(provider, client);
     if distance < 0 {
-        return None;
+        let (reason, bridge) = match way {
+            Way::Redirected(bridge) => (Reason::AcsRedirect, bridge),
+            Way::Apart(root) => (Reason::HostBridge, root),
+            // The kernel knows more than we do.
+            Way::Open => (Reason::P2pDistance, client.as_ptr()),
+        };
+        return Err(NoRoute {
+            reason,
+            bridge: bdf(bridge),
+        });
     }
-    let path = if shares_open_bridge(provider, client) {
-        Path::DirectSwitch
-    } else {
-        Path::DirectHostBridge
+    let path = match way {
+        Way::Open => Path::DirectSwitch,
+        Way::Redirected(_) | Way::Apart(_) => Path::DirectHostBridge,
     };
-    Some(Route { path, distance })
+    Ok(Route { path, distance })
 }
 
-/// Whether the two have a common upstream port, and no port on the way sends
-/// peer-to-peer requests up to the host bridge by ACS. This is the rule of
-/// `calc_map_type_and_dist()` in drivers/pci/p2pdma.c, whose result the kernel
-/// does not export.
-fn shares_open_bridge(provider: &PciRef, client: &PciRef) -> bool {
-    let mut redirected = false;
+/// The name of a function, as the kernel prints it.
+fn bdf(pdev: *mut bindings::pci_dev) -> Name {
+    // SAFETY: `pdev` is live.
+    let (domain, devid) = unsafe { (sys::vramio_pci_domain(pdev), sys::vramio_pci_devid(pdev)) };
+    let (bus, slot, function) = (devid >> 8, devid >> 3 & 0x1f, devid & 7);
+    let mut name = Name::default();
+    // A name takes any text.
+    let _ = write!(name, "{domain:04x}:{bus:02x}:{slot:02x}.{function}");
+    name
+}
+
+/// What lies between two functions.
+enum Way {
+    /// A common upstream port, and no port on the way that sends peer-to-peer requests
+    /// up to the host bridge.
+    Open,
+    /// A common upstream port, and a port that does, by ACS.
+    Redirected(*mut bindings::pci_dev),
+    /// Nothing in common below the host bridge; the client's topmost port.
+    Apart(*mut bindings::pci_dev),
+}
+
+/// This is the rule of `calc_map_type_and_dist()` in drivers/pci/p2pdma.c, whose
+/// result the kernel does not export.
+fn way(provider: &PciRef, client: &PciRef) -> Way {
+    let mut redirects = None;
     for a in upstream(provider.as_ptr()) {
-        redirected |= has_acs_redirect(a);
+        redirects = redirects.or(has_acs_redirect(a).then_some(a));
         if upstream(client.as_ptr()).any(|b| b == a) {
             let below = upstream(client.as_ptr()).take_while(|&b| b != a);
-            return !redirected && !below.fold(false, |any, b| any | has_acs_redirect(b));
+            return match redirects.or(below.into_iter().find(|&b| has_acs_redirect(b))) {
+                Some(bridge) => Way::Redirected(bridge),
+                None => Way::Open,
+            };
         }
     }
-    false
+    Way::Apart(upstream(client.as_ptr()).last().unwrap_or(client.as_ptr()))
 }
 
 /// The device and the bridges above it.

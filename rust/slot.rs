@@ -10,7 +10,7 @@ use core::{cell::UnsafeCell, ptr::NonNull};
 use kernel::{
     bindings,
     prelude::*,
-    sync::atomic::{Acquire, Atomic, Full, Relaxed, Release},
+    sync::atomic::{Acquire, Atomic, Full, Relaxed},
     types::Opaque,
 };
 
@@ -42,7 +42,6 @@ pub(crate) struct Slot {
     /// A queued part ends when the submitter has noted its accounts and the completion
     /// its result; whoever comes second goes on.
     turns: Atomic<u32>,
-    cancelled: Atomic<bool>,
     index: usize,
 }
 
@@ -55,7 +54,6 @@ impl Slot {
             waiter: UnsafeCell::new(None),
             ret: UnsafeCell::new(0),
             turns: Atomic::new(0),
-            cancelled: Atomic::new(false),
             index,
         }
     }
@@ -126,15 +124,6 @@ impl Slot {
     pub(crate) unsafe fn ret(&self) -> isize {
         // SAFETY: The completion wrote it before its turn, and is done.
         unsafe { *self.ret.get() }
-    }
-
-    /// Asks the request to end after the part under way.
-    pub(crate) fn cancel(&self) {
-        self.cancelled.store(true, Release);
-    }
-
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Acquire)
     }
 }
 
@@ -251,7 +240,6 @@ impl Pool {
             *slot.job.get() = Some(job);
             *slot.waiter.get() = Some(waiter);
         }
-        slot.cancelled.store(false, Relaxed);
         slot
     }
 

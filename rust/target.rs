@@ -8,9 +8,11 @@
 //! checks are the only guard.
 
 use crate::{
-    abi::{Reason, Refusal},
-    pci::{self, PciRef, Route},
+    abi::{Path, Reason, Refusal},
+    pci,
     provider::Provider,
+    pure::{name::Name, split},
+    stack::Stack,
     sys,
 };
 use kernel::{
@@ -36,18 +38,13 @@ pub(crate) struct Align {
     pub(crate) offset: u32,
 }
 
-/// A file that can do direct I/O on a block device which takes peer memory.
+/// A file that is open in the right mode. What is below it is judged by `judge()`,
+/// once for many requests (verdict.rs).
 pub(crate) struct Target {
     file: ARef<File>,
-    pub(crate) align: Align,
-    /// Size and allocated bytes at the time of the check; `None` for a block device.
-    pub(crate) extent: Option<(u64, u64)>,
-    /// Whether the file takes requests that must not wait, and how long they may be,
-    /// bytes: what the block layer would split fails instead.
-    pub(crate) nowait: bool,
-    pub(crate) max_nowait_bytes: u64,
-    pdev: PciRef,
-    merges: bool,
+    /// When the request began.
+    look: [u64; 12],
+    direction: Direction,
 }
 
 /// What a check found out before it refused, for the probe.
@@ -56,6 +53,31 @@ pub(crate) struct Facts {
     pub(crate) align: Option<Align>,
     pub(crate) domain: Option<u32>,
     pub(crate) devid: Option<u32>,
+    pub(crate) distance: Option<i32>,
+    /// The device, bridge or file system that is the cause of a refusal.
+    pub(crate) component: Name,
+}
+
+/// What is known about the file itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Attributes {
+    pub(crate) align: Align,
+    /// Allocated bytes where only statx() tells them.
+    allocated: Option<u64>,
+    /// The file's last change at that time, where these depend on it.
+    change: Option<u64>,
+    /// Most bytes of a request that must not wait: what the block layer would split
+    /// fails then. 0: the file takes none.
+    pub(crate) max_nowait: u64,
+}
+
+/// How data travels between a target and a provider.
+#[derive(Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) path: Path,
+    pub(crate) distance: i32,
+    /// The provider is one of the devices that requests end at.
+    pub(crate) loops: bool,
 }
 
 const fn refuse<T>(errno: u32, reason: Reason) -> Result<T, Refusal> {
@@ -63,149 +85,237 @@ const fn refuse<T>(errno: u32, reason: Reason) -> Result<T, Refusal> {
 }
 
 impl Target {
-    /// Checks a descriptor of the calling process.
-    pub(crate) fn open(fd: i32, direction: Direction, facts: &mut Facts) -> Result<Self, Refusal> {
+    /// Takes a descriptor of the calling process.
+    pub(crate) fn open(fd: i32, direction: Direction) -> Result<Self, Refusal> {
         let bad = Refusal::new(EBADF, Reason::BadDescriptor);
         let fd = u32::try_from(fd).map_err(|_| bad)?;
         let file = LocalFile::fget(fd).map_err(|_| bad)?;
         // SAFETY: An ioctl runs without fdget_pos().
         let file = unsafe { LocalFile::assume_no_fdget_pos(file) };
-
-        let is_block = check_type(&file)?;
-        check_mode(&file, direction)?;
-        let (align, extent) = if is_block {
-            (None, None)
-        } else {
-            check_file_system(&file)?;
-            let (align, extent) = attributes(&file)?;
-            (Some(align), Some(extent))
+        let mut look = [0; 12];
+        // SAFETY: The file is open, and keeps what is below it; there is room for 12 words.
+        unsafe { sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr()) };
+        let target = Self {
+            file,
+            look,
+            direction,
         };
+        target.check_type()?;
+        target.check_mode()?;
+        Ok(target)
+    }
 
+    fn check_type(&self) -> Result<(), Refusal> {
+        match self.file_type() {
+            bindings::S_IFREG | bindings::S_IFBLK => Ok(()),
+            bindings::S_IFDIR => refuse(EISDIR, Reason::FileType),
+            _ => refuse(EINVAL, Reason::FileType),
+        }
+    }
+
+    /// Checks how the file is open.
+    fn check_mode(&self) -> Result<(), Refusal> {
+        let needed = match self.direction {
+            Direction::Read => sys::VRAMIO_CONST_FMODE_READ,
+            Direction::Write => sys::VRAMIO_CONST_FMODE_WRITE,
+        };
+        if self.mode() & needed == 0 {
+            return refuse(EBADF, Reason::OpenMode);
+        }
+        if self.direction == Direction::Write && self.file.flags() & bindings::O_APPEND != 0 {
+            return refuse(EINVAL, Reason::AppendMode);
+        }
+        Ok(())
+    }
+
+    /// Judges the file system and the file.
+    pub(crate) fn attributes(&self, facts: &mut Facts) -> Result<Attributes, Refusal> {
+        let mut attributes = if !self.is_regular() {
+            let bdev = self.bdev()?;
+            // SAFETY: The open file keeps the device alive, in both calls.
+            let align = unsafe {
+                Align {
+                    mem: sys::vramio_bdev_mem_align(bdev),
+                    offset: sys::vramio_bdev_offset_align(bdev),
+                }
+            };
+            Attributes {
+                align,
+                allocated: None,
+                change: None,
+                max_nowait: 0,
+            }
+        } else {
+            check_file_system(&self.file, &mut facts.component)?
+        };
+        if self.mode() & sys::VRAMIO_CONST_FMODE_NOWAIT != 0 {
+            if let Ok(bdev) = self.bdev() {
+                // SAFETY: The open file keeps the device alive.
+                attributes.max_nowait = unsafe { sys::vramio_bdev_max_bytes(bdev) };
+            }
+        }
+        if !self.is_direct() {
+            return refuse(EOPNOTSUPP, Reason::NoDirectIo);
+        }
+        facts.align = Some(attributes.align);
         // SAFETY: The file is open.
-        let bdev = unsafe { sys::vramio_file_bdev(file.as_ptr()) };
+        if unsafe { sys::vramio_file_stable_writes(self.as_ptr()) } {
+            return refuse(EOPNOTSUPP, Reason::StableWrites);
+        }
+        facts.component = Name::default();
+        Ok(attributes)
+    }
+
+    /// Judges the devices below the file.
+    pub(crate) fn stack(&self, facts: &mut Facts) -> Result<Stack, Refusal> {
+        let bdev = self.bdev()?;
+        // SAFETY: The open file keeps the device open.
+        let stack = unsafe { Stack::below(bdev, self.direction, &mut facts.component)? };
+        if let Some(leaf) = stack.leaves.first() {
+            facts.domain = Some(leaf.pdev.domain());
+            facts.devid = Some(leaf.pdev.devid());
+        }
+        Ok(stack)
+    }
+
+    fn bdev(&self) -> Result<*mut bindings::block_device, Refusal> {
+        // SAFETY: The file is open.
+        let bdev = unsafe { sys::vramio_file_bdev(self.as_ptr()) };
         if bdev.is_null() {
             return refuse(EOPNOTSUPP, Reason::NoBlockDevice);
         }
-        // SAFETY: The open file keeps the device below it alive, here and in the next two calls.
-        let align = align.unwrap_or_else(|| unsafe {
-            Align {
-                mem: sys::vramio_bdev_mem_align(bdev),
-                offset: sys::vramio_bdev_offset_align(bdev),
-            }
-        });
-        facts.align = Some(align);
-        check_queue(&file, bdev)?;
-
-        // SAFETY: The disk's device, and all above it, live as long as the disk.
-        let pdev = unsafe { PciRef::get(sys::vramio_bdev_pci(bdev)) }
-            .ok_or(Refusal::new(EOPNOTSUPP, Reason::NoPciDevice))?;
-        facts.domain = Some(pdev.domain());
-        facts.devid = Some(pdev.devid());
-        // SAFETY: As above.
-        let (merges, max_nowait_bytes, mode) = unsafe {
-            (
-                sys::vramio_bdev_merges(bdev),
-                sys::vramio_bdev_max_bytes(bdev),
-                sys::vramio_file_mode(file.as_ptr()),
-            )
-        };
-        Ok(Self {
-            merges,
-            nowait: mode & sys::VRAMIO_CONST_FMODE_NOWAIT != 0,
-            max_nowait_bytes,
-            file,
-            align,
-            extent,
-            pdev,
-        })
-    }
-
-    /// How this target reaches a provider's memory.
-    pub(crate) fn route(&self, provider: &Provider) -> Result<Route, Refusal> {
-        let Some(route) = pci::route(provider.pdev(), &self.pdev) else {
-            return refuse(EOPNOTSUPP, Reason::P2pDistance);
-        };
-        let by_bus = route.path == crate::abi::Path::DirectSwitch;
-        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever.
-        if !by_bus && self.pdev.is_swiotlb_forced() {
-            return refuse(EOPNOTSUPP, Reason::Swiotlb);
-        }
-        // Merge hints can be forged. With a translating IOMMU a wrong merge would be a
-        // DMA to a stray address, so there the queue itself must not merge.
-        if by_bus && self.merges && self.pdev.is_translated() {
-            return refuse(EOPNOTSUPP, Reason::MergeBarrier);
-        }
-        Ok(route)
-    }
-
-    /// Whether the block device is this PCI function.
-    pub(crate) fn is_on(&self, pdev: &PciRef) -> bool {
-        self.pdev.as_ptr() == pdev.as_ptr()
+        Ok(bdev)
     }
 
     pub(crate) fn as_ptr(&self) -> *mut bindings::file {
         self.file.as_ptr()
     }
 
+    fn file_type(&self) -> u32 {
+        (self.look[8] >> 32) as u32
+    }
+
+    fn mode(&self) -> u32 {
+        self.look[8] as u32
+    }
+
+    /// What a verdict depends on.
+    pub(crate) fn stamp(&self) -> &[u64; 8] {
+        let [stamp @ .., _, _, _, _] = &self.look;
+        stamp
+    }
+
+    /// Whether it can do direct I/O at all.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.mode() & sys::VRAMIO_CONST_FMODE_CAN_ODIRECT != 0
+    }
+
+    pub(crate) fn direction(&self) -> Direction {
+        self.direction
+    }
+
     /// Whether it is a regular file.
     pub(crate) fn is_regular(&self) -> bool {
-        self.extent.is_some()
+        self.file_type() == bindings::S_IFREG
     }
 
-    /// Its size now, bytes.
+    /// Its size when the request began, bytes.
     pub(crate) fn size(&self) -> u64 {
-        // SAFETY: The file is open.
-        let size = unsafe { sys::vramio_file_size(self.as_ptr()) };
-        u64::try_from(size).unwrap_or(0)
+        self.look[9]
+    }
+
+    /// Its last change when the request began.
+    pub(crate) fn change(&self) -> u64 {
+        self.look[11]
+    }
+
+    /// Most bytes to hand to the file system at once.
+    pub(crate) fn part_bytes(&self, attributes: &Attributes) -> u64 {
+        if !self.is_regular() {
+            return split::PART_BYTES;
+        }
+        let allocated = attributes
+            .allocated
+            .unwrap_or(self.look[10].saturating_mul(512));
+        split::cap(self.size(), allocated)
     }
 }
 
-/// Whether the file is a block device; refused when it is not a regular file either.
-fn check_type(file: &File) -> Result<bool, Refusal> {
-    // SAFETY: The file is open.
-    match u32::from(unsafe { sys::vramio_file_type(file.as_ptr()) }) {
-        bindings::S_IFREG => Ok(false),
-        bindings::S_IFBLK => Ok(true),
-        bindings::S_IFDIR => refuse(EISDIR, Reason::FileType),
-        _ => refuse(EINVAL, Reason::FileType),
+impl Attributes {
+    /// Whether they still hold, if the file's stamp (verdict.rs) is the same.
+    pub(crate) fn hold(&self, target: &Target) -> bool {
+        self.change.is_none_or(|change| change == target.change())
     }
 }
 
-fn check_mode(file: &File, direction: Direction) -> Result<(), Refusal> {
-    // SAFETY: The file is open.
-    let mode = unsafe { sys::vramio_file_mode(file.as_ptr()) };
-    let needed = match direction {
-        Direction::Read => sys::VRAMIO_CONST_FMODE_READ,
-        Direction::Write => sys::VRAMIO_CONST_FMODE_WRITE,
+/// How requests that end at the leaves of `stack` reach a provider's memory. All of
+/// them must.
+pub(crate) fn route(
+    stack: &Stack,
+    provider: &Provider,
+    facts: &mut Facts,
+) -> Result<Route, Refusal> {
+    let mut whole = Route {
+        path: Path::DirectSwitch,
+        distance: 0,
+        loops: false,
     };
-    if mode & needed == 0 {
-        return refuse(EBADF, Reason::OpenMode);
+    for leaf in &stack.leaves {
+        facts.component = leaf.name;
+        facts.distance = None;
+        facts.domain = Some(leaf.pdev.domain());
+        facts.devid = Some(leaf.pdev.devid());
+        let way = match pci::route(provider.pdev(), &leaf.pdev) {
+            Ok(way) => way,
+            Err(none) => {
+                // With several leaves the leaf says more: its fix is the same.
+                if stack.leaves.len() == 1 {
+                    facts.component = none.bridge;
+                }
+                return refuse(EOPNOTSUPP, none.reason);
+            }
+        };
+        facts.distance = Some(way.distance);
+        let by_bus = way.path == Path::DirectSwitch;
+        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever.
+        if !by_bus && leaf.pdev.is_swiotlb_forced() {
+            return refuse(EOPNOTSUPP, Reason::Swiotlb);
+        }
+        // Merge hints can be forged. With a translating IOMMU a wrong merge would be a
+        // DMA to a stray address, so there the queue itself must not merge.
+        if by_bus && leaf.merges && leaf.pdev.is_translated() {
+            return refuse(EOPNOTSUPP, Reason::MergeBarrier);
+        }
+        if !by_bus {
+            whole.path = Path::DirectHostBridge;
+        }
+        whole.distance = whole.distance.max(way.distance);
+        whole.loops |= leaf.pdev.as_ptr() == provider.pdev().as_ptr();
     }
-    if direction == Direction::Write && file.flags() & bindings::O_APPEND != 0 {
-        return refuse(EINVAL, Reason::AppendMode);
-    }
-    if mode & sys::VRAMIO_CONST_FMODE_CAN_ODIRECT == 0 {
-        return refuse(EOPNOTSUPP, Reason::NoDirectIo);
-    }
-    Ok(())
+    facts.component = Name::default();
+    facts.distance = Some(whole.distance);
+    Ok(whole)
 }
 
-fn check_file_system(file: &File) -> Result<(), Refusal> {
+/// The file system, and what it says about the file.
+fn check_file_system(file: &File, component: &mut Name) -> Result<Attributes, Refusal> {
     let f = file.as_ptr();
-    // SAFETY: The file is open, in each of the calls.
-    let (magic, dax, encrypted, verity) = unsafe {
+    // SAFETY: The file is open, in each of the calls; the name is a string of the
+    // file system, which is mounted.
+    let (name, dax, encrypted, verity) = unsafe {
         (
-            sys::vramio_file_magic(f),
+            CStr::from_char_ptr(sys::vramio_file_fs_name(f)).to_bytes(),
             sys::vramio_file_dax(f),
             sys::vramio_file_encrypted(f),
             sys::vramio_file_verity(f),
         )
     };
-    match u32::try_from(magic) {
-        Ok(bindings::EXT4_SUPER_MAGIC) => {}
-        Ok(bindings::XFS_SUPER_MAGIC) => check_xfs_realtime(file)?,
-        _ => return refuse(EOPNOTSUPP, Reason::FileSystem),
-    }
+    *component = Name::new(name);
+    let xfs = match name {
+        b"ext4" => false,
+        b"xfs" => true,
+        _ => return refuse(EOPNOTSUPP, foreign(name)),
+    };
     if dax {
         refuse(EOPNOTSUPP, Reason::Dax)
     } else if encrypted {
@@ -213,59 +323,74 @@ fn check_file_system(file: &File) -> Result<(), Refusal> {
     } else if verity {
         refuse(EOPNOTSUPP, Reason::Verity)
     } else {
-        Ok(())
+        statx(file, xfs)
     }
 }
 
-/// A realtime file's data is not on the device that the superblock names.
-fn check_xfs_realtime(file: &File) -> Result<(), Refusal> {
+/// Why a file system that is neither ext4 nor XFS is refused.
+fn foreign(name: &[u8]) -> Reason {
+    match name {
+        b"btrfs" => Reason::Btrfs,
+        b"f2fs" => Reason::F2fs,
+        b"overlay" => Reason::Overlayfs,
+        b"tmpfs" | b"devtmpfs" | b"ramfs" | b"hugetlbfs" | b"rootfs" => Reason::Tmpfs,
+        b"nfs" | b"nfs4" => Reason::Nfs,
+        b"9p" => Reason::Plan9,
+        b"lustre" => Reason::Lustre,
+        b"gpfs" => Reason::Gpfs,
+        b"beegfs" | b"beegfs_nodev" => Reason::Beegfs,
+        b"wekafs" => Reason::Weka,
+        _ => Reason::FileSystem,
+    }
+}
+
+/// What statx() and the file's attributes say.
+fn statx(file: &File, xfs: bool) -> Result<Attributes, Refusal> {
+    let f = file.as_ptr();
+    // ext4's alignments follow from what the stamp holds: the inode's flags and the
+    // address space operations, which it swaps when the journal takes the data. XFS
+    // keeps all of it to itself, but sets the time of the change.
     // SAFETY: The file is open.
-    match unsafe { sys::vramio_file_realtime(file.as_ptr()) } {
-        0 => Ok(()),
-        ret if ret < 0 => refuse(ret.unsigned_abs(), Reason::FileSystem),
-        _ => refuse(EOPNOTSUPP, Reason::RealtimeDevice),
-    }
-}
-
-/// Alignments, and (size, allocated bytes), as statx() gives them.
-fn attributes(file: &File) -> Result<(Align, (u64, u64)), Refusal> {
+    let change = xfs.then(|| unsafe { sys::vramio_file_change(f) });
     let mut stat = bindings::kstat::default();
-    // SAFETY: The file is open; `stat` is a structure to fill in.
-    let ret = unsafe { sys::vramio_file_statx(file.as_ptr(), &mut stat) };
+    let (mut flags, mut xflags) = (0, 0);
+    // SAFETY: The file is open, in both calls; the others are places to fill in.
+    let (ret, attributes) = unsafe {
+        (
+            sys::vramio_file_statx(f, &mut stat),
+            sys::vramio_file_attributes(f, &mut flags, &mut xflags),
+        )
+    };
     if ret != 0 {
         return refuse(ret.unsigned_abs(), Reason::IoError);
+    }
+    if attributes != 0 {
+        return refuse(attributes.unsigned_abs(), Reason::FileSystem);
+    }
+    // A realtime file's data is not on the device that the superblock names.
+    if xflags & bindings::FS_XFLAG_REALTIME != 0 {
+        return refuse(EOPNOTSUPP, Reason::RealtimeDevice);
     }
     // ext4 sets both to 0 where it would fall back to the page cache; a file system
     // that does not fill them in is not known to do direct I/O at all.
     let known = stat.result_mask & bindings::STATX_DIOALIGN != 0;
     let usable = stat.dio_mem_align.is_power_of_two() && stat.dio_offset_align.is_power_of_two();
     if !known || !usable {
-        return refuse(EOPNOTSUPP, Reason::DioAlignZero);
+        let reason = match (xfs, flags & bindings::FS_INLINE_DATA_FL != 0) {
+            (false, true) => Reason::InlineData,
+            // Encryption and verity were excluded before.
+            (false, false) if known => Reason::DataJournal,
+            _ => Reason::DioAlignZero,
+        };
+        return refuse(EOPNOTSUPP, reason);
     }
-    let align = Align {
-        mem: stat.dio_mem_align,
-        offset: stat.dio_offset_align,
-    };
-    let size = u64::try_from(stat.size).unwrap_or(0);
-    Ok((align, (size, stat.blocks.saturating_mul(512))))
-}
-
-fn check_queue(file: &File, bdev: *mut bindings::block_device) -> Result<(), Refusal> {
-    // SAFETY: The open file keeps itself and the device alive, in each of the calls.
-    let (p2pdma, stable, integrity) = unsafe {
-        (
-            sys::vramio_bdev_takes_p2pdma(bdev),
-            sys::vramio_file_stable_writes(file.as_ptr()) || sys::vramio_bdev_stable_writes(bdev),
-            sys::vramio_bdev_has_integrity(bdev),
-        )
-    };
-    if !p2pdma {
-        refuse(EOPNOTSUPP, Reason::QueueNoP2pdma)
-    } else if integrity {
-        refuse(EOPNOTSUPP, Reason::Integrity)
-    } else if stable {
-        refuse(EOPNOTSUPP, Reason::StableWrites)
-    } else {
-        Ok(())
-    }
+    Ok(Attributes {
+        align: Align {
+            mem: stat.dio_mem_align,
+            offset: stat.dio_offset_align,
+        },
+        allocated: xfs.then(|| stat.blocks.saturating_mul(512)),
+        change,
+        max_nowait: 0,
+    })
 }

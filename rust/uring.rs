@@ -5,7 +5,10 @@
 //! A command is issued without waiting first. Where it would have to wait, io_uring
 //! calls again from a worker thread, which may. The end of a part is told to the
 //! task that issued the command, by task work: there the next part is submitted,
-//! or the command completed.
+//! or the command completed. When that task is dying, no further part is submitted.
+//!
+//! Commands are not marked cancelable: a drive's command cannot be called back, and
+//! a dying task would spin until the last of them ends instead of waiting for it.
 
 use crate::{
     abi::{self, Reason, Refusal, VramioUring, VRAMIO_IOC_READ, VRAMIO_IOC_WRITE},
@@ -49,19 +52,12 @@ pub(crate) unsafe extern "C" fn uring_cmd(
         return -(EINVAL as i32);
     };
     // SAFETY: The flags are io_uring's.
-    let (cancel, wait, big_cqe) = unsafe {
+    let (wait, big_cqe) = unsafe {
         (
-            sys::vramio_uring_is_cancel(issue_flags),
             sys::vramio_uring_may_wait(issue_flags),
             sys::vramio_uring_big_cqe(issue_flags),
         )
     };
-    if cancel {
-        // SAFETY: io_uring cancels only what was marked, which has a slot, and it is not
-        // completed before this returns.
-        unsafe { slot_of(cmd) }.cancel();
-        return 0;
-    }
     // SAFETY: The command is valid for this call.
     let (ctx, op) = unsafe { (ctx_of(cmd), sys::vramio_uring_op(cmd.as_ptr())) };
     let direction = match op {
@@ -75,7 +71,7 @@ pub(crate) unsafe extern "C" fn uring_cmd(
         Ok(()) => -(EIOCBQUEUED as i32),
         Err(Unissued::Again) => -(EAGAIN as i32),
         Err(Unissued::Refused(refusal)) => {
-            ctx.stats().refused(refusal.reason);
+            ctx.stats().refused(refusal);
             complete(command, Err(refusal), issue_flags);
             -(EIOCBQUEUED as i32)
         }
@@ -159,18 +155,12 @@ fn go_on(ctx: &Ctx, command: Command, slot: &Slot, wait: Wait, issue_flags: ffi:
         slot.arm();
         // SAFETY: The slot is ours, and no part of it is queued. A queued part has it,
         // until it has arrived.
-        let (step, long) = unsafe {
-            let job = slot.job();
-            let step = job.submit(slot.iocb(), wait, Some(slot::on_done));
-            (step, job.has_more())
+        let step = unsafe {
+            slot.job()
+                .submit(slot.iocb(), wait, Some(slot::on_done))
         };
         let ret = match step {
             Step::Queued => {
-                if long {
-                    // The part's end does not complete the command before our turn.
-                    // SAFETY: The command is pending.
-                    unsafe { sys::vramio_uring_mark_cancelable(command.cmd.as_ptr(), issue_flags) };
-                }
                 if !slot.submitted() {
                     return true;
                 }
@@ -195,7 +185,7 @@ fn take_result(slot: &Slot, ret: isize, dying: bool) -> bool {
     let job = unsafe { slot.job() };
     // SAFETY: As above.
     let more = job.arrived(ret, unsafe { io::stayed_direct(slot.iocb()) });
-    if more && (dying || slot.is_cancelled()) {
+    if more && dying {
         job.cancel();
         return false;
     }
@@ -210,10 +200,9 @@ fn finish(ctx: &Ctx, command: Command, slot: &Slot, issue_flags: ffi::c_uint) {
     };
     // SAFETY: The slot is ours, and no part of it is queued.
     let job = unsafe { pool.give(slot) };
-    let outcome = job.finish();
-    match &outcome {
-        Ok(results) => ctx.stats().completed(job.direction(), results),
-        Err(refusal) => ctx.stats().refused(refusal.reason),
+    let outcome = job.finish(ctx.stats());
+    if let Err(refusal) = outcome {
+        ctx.stats().refused(refusal);
     }
     drop(job);
     complete(command, outcome, issue_flags);

@@ -6,15 +6,22 @@ use kernel::prelude::*;
 
 mod abi;
 mod batch;
+mod block;
 mod buffer;
+mod charge;
 mod compat;
 mod ctx;
 mod dev;
+mod dmabuf;
 mod event;
 mod io;
 mod job;
+mod limits;
+mod mapping;
 mod node;
+mod pages;
 mod pci;
+mod pgmap;
 mod pins;
 mod provider;
 #[allow(dead_code, unreachable_pub)]
@@ -22,10 +29,15 @@ mod pure;
 mod reclaim;
 mod request;
 mod slot;
+mod stack;
 mod stats;
 mod sys;
+mod sysfs;
+mod tally;
 mod target;
+mod unbind;
 mod uring;
+mod verdict;
 
 module! {
     type: Vramio,
@@ -33,6 +45,25 @@ module! {
     authors: ["the vramio authors"],
     description: "File data between NVMe drives and GPU memory by one DMA",
     license: "GPL",
+    imports_ns: ["DMA_BUF"],
+    params: {
+        max_open_registrations: u32 {
+            default: 4096,
+            description: "Most registrations of one open file of /dev/vramio",
+        },
+        max_open_mib: u64 {
+            default: 1048576,
+            description: "Most registered memory of one open file, MiB",
+        },
+        max_user_registrations: u32 {
+            default: 16384,
+            description: "Most registrations of one user",
+        },
+        max_user_mib: u64 {
+            default: 4194304,
+            description: "Most registered memory of one user, MiB",
+        },
+    },
 }
 
 /// Fields are dropped in the order of their declaration: no new open file first,
@@ -42,18 +73,31 @@ struct Vramio {
     #[pin]
     node: node::Node<ctx::Ctx>,
     #[pin]
-    bus: provider::BusWatch,
+    bus: unbind::BusWatch,
     reclaim: reclaim::Reclaim,
+    sysfs: sysfs::Sysfs,
+    block: block::Unwatch,
+    #[pin]
+    tally: tally::Tally,
 }
 
 impl kernel::InPlaceModule for Vramio {
     fn init(_module: &'static ThisModule) -> impl PinInit<Self, Error> {
         // SAFETY: Once, before the device exists.
-        unsafe { provider::init() };
+        unsafe {
+            provider::init();
+            unbind::init();
+            block::init();
+            charge::init();
+            tally::init();
+        }
         try_pin_init!(Self {
+            tally <- tally::Tally::new(),
+            block: block::Unwatch,
+            sysfs: sysfs::Sysfs::new()?,
             reclaim: reclaim::Reclaim::new()?,
-            bus <- provider::BusWatch::new(),
-            node <- node::Node::new(c"vramio", 0o660, Some(uring::uring_cmd)),
+            bus <- unbind::BusWatch::new(),
+            node <- node::Node::new(c"vramio", 0o660),
         })
     }
 }

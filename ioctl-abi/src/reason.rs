@@ -108,6 +108,92 @@ pub enum Reason {
     Revoked = 46,
     /// A batch with more entries than one may have.
     BatchLimit = 47,
+    /// The descriptor is not a dma-buf.
+    DmabufBadFd = 60,
+    /// The exporter lets no peer reach the buffer.
+    DmabufNoPeer2peer = 61,
+    /// The dma-buf is in host memory.
+    DmabufInRam = 62,
+    /// Only a part of the dma-buf is in the BAR.
+    DmabufMixed = 63,
+    /// The dma-buf is in no BAR of a PCI function.
+    DmabufOutsideBar = 64,
+    /// The dma-buf is on another PCI function than the one named.
+    WrongDevice = 65,
+    /// No PCI function with a driver has this address.
+    NoDevice = 66,
+    /// The GPU's driver has made no P2PDMA pages for the memory.
+    NoPgmap = 67,
+    /// The exporter cannot show the whole buffer in its BAR.
+    BarFull = 68,
+    /// The exporter's mapping is not made of whole pages.
+    DmabufUnaligned = 69,
+    /// The exporter's mapping is shorter than the buffer.
+    DmabufShort = 70,
+    /// The exporter refused to attach, pin or map the buffer.
+    DmabufRefused = 71,
+    /// The exporter took the memory away.
+    DmabufMoved = 72,
+    /// The file's data goes through the journal: the CPU would copy.
+    DataJournal = 80,
+    /// The file's data lies in its inode: there is no block to transfer.
+    InlineData = 81,
+    /// btrfs: the CPU computes checksums over the data.
+    Btrfs = 82,
+    /// f2fs: silently falls back to the page cache, and may span several devices.
+    F2fs = 83,
+    /// overlayfs: the file's real file system is hidden below it.
+    Overlayfs = 84,
+    /// tmpfs: the data is in host memory.
+    Tmpfs = 85,
+    /// NFS: the data comes over the network.
+    Nfs = 86,
+    /// 9p: the data comes from the file server.
+    Plan9 = 87,
+    /// Lustre: the data comes over the network.
+    Lustre = 88,
+    /// GPFS (Storage Scale): the data comes over the network.
+    Gpfs = 89,
+    /// BeeGFS: the data comes over the network.
+    Beegfs = 90,
+    /// Weka: the data comes over the network.
+    Weka = 91,
+    /// A device mapper table with a target that is not linear or striped.
+    DmTarget = 92,
+    /// An md array whose level works on the data with the CPU (RAID 4, 5, 6).
+    MdLevel = 93,
+    /// An md raid1 with write-behind: the CPU would copy what is written.
+    WriteBehind = 94,
+    /// A loop device: the data goes through the page cache of its file.
+    LoopDevice = 95,
+    /// virtio-blk: the host moves the data.
+    VirtioBlk = 96,
+    /// NVMe over TCP: the CPU copies.
+    NvmeTcp = 97,
+    /// NVMe loop target: the CPU copies.
+    NvmeLoop = 98,
+    /// NVMe over RDMA: the kernel does not say which network card carries it.
+    NvmeRdma = 99,
+    /// NVMe over another fabric.
+    NvmeFabrics = 100,
+    /// A bridge between the two redirects peer-to-peer requests to the host bridge (ACS), which is not known to pass them.
+    AcsRedirect = 101,
+    /// The two have no bridge in common, and the host bridge is not known to pass peer-to-peer requests.
+    HostBridge = 102,
+    /// Pages of the range in the page cache could not be dropped before a write.
+    PageCacheBusy = 103,
+    /// The open file would hold more registered bytes than it may.
+    OpenBytes = 104,
+    /// The user has as many registrations as one may have.
+    UserRegistrations = 105,
+    /// The user would hold more registered bytes than one may.
+    UserBytes = 106,
+    /// The devices below a stacked block device cannot be named.
+    LeafUnknown = 107,
+    /// The write would go beyond RLIMIT_FSIZE, or the file system's largest file.
+    FileSize = 108,
+    /// The file system has no space left, or the user's quota is used up.
+    NoSpace = 109,
     /// `/dev/vramio` does not exist: the module is not loaded.
     NoModule = 256,
     /// The module's ABI is older than this program needs.
@@ -120,7 +206,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 52] = [
+    pub const ALL: [Reason; 95] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -169,6 +255,49 @@ impl Reason {
         Reason::Swiotlb,
         Reason::Revoked,
         Reason::BatchLimit,
+        Reason::DmabufBadFd,
+        Reason::DmabufNoPeer2peer,
+        Reason::DmabufInRam,
+        Reason::DmabufMixed,
+        Reason::DmabufOutsideBar,
+        Reason::WrongDevice,
+        Reason::NoDevice,
+        Reason::NoPgmap,
+        Reason::BarFull,
+        Reason::DmabufUnaligned,
+        Reason::DmabufShort,
+        Reason::DmabufRefused,
+        Reason::DmabufMoved,
+        Reason::DataJournal,
+        Reason::InlineData,
+        Reason::Btrfs,
+        Reason::F2fs,
+        Reason::Overlayfs,
+        Reason::Tmpfs,
+        Reason::Nfs,
+        Reason::Plan9,
+        Reason::Lustre,
+        Reason::Gpfs,
+        Reason::Beegfs,
+        Reason::Weka,
+        Reason::DmTarget,
+        Reason::MdLevel,
+        Reason::WriteBehind,
+        Reason::LoopDevice,
+        Reason::VirtioBlk,
+        Reason::NvmeTcp,
+        Reason::NvmeLoop,
+        Reason::NvmeRdma,
+        Reason::NvmeFabrics,
+        Reason::AcsRedirect,
+        Reason::HostBridge,
+        Reason::PageCacheBusy,
+        Reason::OpenBytes,
+        Reason::UserRegistrations,
+        Reason::UserBytes,
+        Reason::LeafUnknown,
+        Reason::FileSize,
+        Reason::NoSpace,
         Reason::NoModule,
         Reason::ModuleAbi,
         Reason::NoPermission,
@@ -280,7 +409,7 @@ impl Reason {
             Reason::QueueNoP2pdma => (
                 "queue-no-p2pdma",
                 "the block device's queue does not take peer-to-peer pages",
-                "use an NVMe drive, or md raid0/1/10 of NVMe drives; device mapper and loop devices never take them",
+                "use an NVMe drive, md raid0/1/10 of NVMe drives, or linear and striped volumes on them",
             ),
             Reason::NoPciDevice => (
                 "no-pci-device",
@@ -436,6 +565,221 @@ impl Reason {
                 "batch-limit",
                 "the batch has more entries than one may have",
                 "split the batch",
+            ),
+            Reason::DmabufBadFd => (
+                "dmabuf-bad-fd",
+                "the descriptor is not a dma-buf",
+                "pass a descriptor that the GPU's driver exported",
+            ),
+            Reason::DmabufNoPeer2peer => (
+                "dmabuf-no-peer2peer",
+                "the exporter of the dma-buf lets no peer reach it, and would put it into host memory",
+                "allocate memory that the GPU's driver can share peer-to-peer, and enable it there (large BAR, P2P)",
+            ),
+            Reason::DmabufInRam => (
+                "dmabuf-in-ram",
+                "the dma-buf is in host memory",
+                "export GPU memory; end attachments without peer-to-peer, which move it to host memory",
+            ),
+            Reason::DmabufMixed => (
+                "dmabuf-mixed",
+                "only a part of the dma-buf is in the BAR of the GPU",
+                "export memory that is all on one GPU",
+            ),
+            Reason::DmabufOutsideBar => (
+                "dmabuf-outside-bar",
+                "the dma-buf has addresses in no BAR of a PCI function",
+                "export memory that the BAR shows (resizable BAR as large as the memory)",
+            ),
+            Reason::WrongDevice => (
+                "wrong-device",
+                "the dma-buf is in a BAR of another PCI function than the one named",
+                "name the GPU that exports it",
+            ),
+            Reason::NoDevice => (
+                "no-device",
+                "no PCI function with a bound driver has this address",
+                "name the GPU that exports the dma-buf, and load its driver",
+            ),
+            Reason::NoPgmap => (
+                "no-pgmap",
+                "the GPU's driver has made no P2PDMA pages for this part of its BAR",
+                "have the driver make them; NVIDIA's open driver does with the module option NVreg_RegistryDwords=\"RMForceStaticBar1=1;RmForceDisableIomapWC=1\"",
+            ),
+            Reason::BarFull => (
+                "bar-full",
+                "the GPU's driver has no room to show the whole dma-buf in its BAR",
+                "use a smaller buffer, free others, or enable a resizable BAR as large as the memory",
+            ),
+            Reason::DmabufUnaligned => (
+                "dmabuf-unaligned",
+                "the exporter maps the dma-buf to addresses that are not whole pages",
+                "export memory in whole pages",
+            ),
+            Reason::DmabufShort => (
+                "dmabuf-short",
+                "the exporter maps less than the whole dma-buf",
+                "update the GPU's driver",
+            ),
+            Reason::DmabufRefused => (
+                "dmabuf-refused",
+                "the exporter refused to attach, pin or map the dma-buf, or did not finish moving it",
+                "see errno and the log of the GPU's driver",
+            ),
+            Reason::DmabufMoved => (
+                "dmabuf-moved",
+                "the exporter has moved the memory of the dma-buf, or taken it away",
+                "register the dma-buf again",
+            ),
+            Reason::DataJournal => (
+                "data-journal",
+                "the file's data goes through the journal, where the CPU copies",
+                "mount without data=journal, and clear the file's j attribute (chattr -j)",
+            ),
+            Reason::InlineData => (
+                "inline-data",
+                "the file's data lies in its inode, so there is no block to transfer",
+                "make the file larger, or make the file system without inline_data",
+            ),
+            Reason::Btrfs => (
+                "btrfs",
+                "btrfs computes checksums over the data by the CPU and may span several devices",
+                "move the file to ext4 or XFS on NVMe",
+            ),
+            Reason::F2fs => (
+                "f2fs",
+                "f2fs may fall back to the page cache without a word, and may span several devices",
+                "move the file to ext4 or XFS on NVMe",
+            ),
+            Reason::Overlayfs => (
+                "overlayfs",
+                "overlayfs hides the file system that holds the data",
+                "pass a file of the lower or upper directory itself, for example on a volume or bind mount",
+            ),
+            Reason::Tmpfs => (
+                "tmpfs",
+                "tmpfs keeps the data in host memory",
+                "move the file to ext4 or XFS on NVMe",
+            ),
+            Reason::Nfs => (
+                "nfs",
+                "NFS brings the data over the network into host memory",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::Plan9 => (
+                "plan9",
+                "9p brings the data from a file server into host memory",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::Lustre => (
+                "lustre",
+                "Lustre brings the data over the network, by a client of its own",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::Gpfs => (
+                "gpfs",
+                "GPFS (Storage Scale) moves the data by a client of its own",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::Beegfs => (
+                "beegfs",
+                "BeeGFS brings the data over the network, by a client of its own",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::Weka => (
+                "weka",
+                "Weka brings the data over the network, by a client of its own",
+                "copy the file to ext4 or XFS on a local NVMe drive",
+            ),
+            Reason::DmTarget => (
+                "dm-target",
+                "the device mapper table holds a target that may touch the data with the CPU (crypt, thin, cache, raid, multipath and others), or a member that cannot be reached",
+                "use linear or striped volumes (lvcreate without --type thin or raid), md raid0/1/10, or the drive itself; never dm-crypt",
+            ),
+            Reason::MdLevel => (
+                "md-level",
+                "the md array's level works on the data with the CPU (RAID 4, 5 and 6 compute parity), or one of its members does not take peer-to-peer pages",
+                "use raid0, raid1 or raid10 of NVMe drives",
+            ),
+            Reason::WriteBehind => (
+                "write-behind",
+                "the md array has write-behind, so the CPU copies what is written",
+                "set the array's backlog to 0 (mdadm --grow --bitmap=internal --write-behind=0)",
+            ),
+            Reason::LoopDevice => (
+                "loop-device",
+                "a loop device moves the data through host memory",
+                "use the file below the loop device, or a drive",
+            ),
+            Reason::VirtioBlk => (
+                "virtio-blk",
+                "virtio-blk hands the data to the host, which cannot reach the GPU's memory",
+                "pass an NVMe drive through to the guest",
+            ),
+            Reason::NvmeTcp => (
+                "nvme-tcp",
+                "NVMe over TCP copies the data by the CPU",
+                "use a local NVMe drive",
+            ),
+            Reason::NvmeLoop => (
+                "nvme-loop",
+                "the NVMe loop transport moves the data through host memory",
+                "use the drive behind the target itself",
+            ),
+            Reason::NvmeRdma => (
+                "nvme-rdma",
+                "NVMe over RDMA: the kernel does not tell which network card carries the data, so its way to the GPU cannot be checked",
+                "use a local NVMe drive",
+            ),
+            Reason::NvmeFabrics => (
+                "nvme-fabrics",
+                "the NVMe drive hangs on a fabric that cannot be checked",
+                "use a local NVMe drive",
+            ),
+            Reason::AcsRedirect => (
+                "acs-redirect",
+                "a bridge between drive and GPU redirects peer-to-peer requests upwards (ACS), and the host bridge is not known to pass them on",
+                "boot with pci=disable_acs_redir=BRIDGE for the bridge named, or turn the IOMMU off or to passthrough (iommu=pt)",
+            ),
+            Reason::HostBridge => (
+                "host-bridge",
+                "drive and GPU have no PCIe switch in common, and the host bridge is not known to pass peer-to-peer requests",
+                "put both below one PCIe switch, or use a platform whose host bridge the kernel allows",
+            ),
+            Reason::PageCacheBusy => (
+                "page-cache-busy",
+                "the page cache holds pages of the range that are in use and cannot be dropped, so the write would go through it",
+                "stop other processes from mapping or writing the range, or sync first",
+            ),
+            Reason::OpenBytes => (
+                "open-bytes",
+                "this open file would hold more registered bytes than it may",
+                "end registrations that are not in use, or raise the module parameter max_open_mib",
+            ),
+            Reason::UserRegistrations => (
+                "user-registrations",
+                "this user has as many registrations as one user may have",
+                "end registrations that are not in use, or raise the module parameter max_user_registrations",
+            ),
+            Reason::UserBytes => (
+                "user-bytes",
+                "this user would hold more registered bytes than one user may",
+                "end registrations that are not in use, or raise the module parameter max_user_mib",
+            ),
+            Reason::LeafUnknown => (
+                "leaf-unknown",
+                "the devices below the stacked block device cannot all be named",
+                "use the NVMe drive, md raid0/1/10 or linear and striped volumes",
+            ),
+            Reason::FileSize => (
+                "file-size",
+                "the write goes beyond RLIMIT_FSIZE or the file system's largest file",
+                "raise the limit (ulimit -f), or write a smaller file",
+            ),
+            Reason::NoSpace => (
+                "no-space",
+                "the file system has no space left, or the user's quota is used up",
+                "free space, or raise the quota",
             ),
             Reason::NoModule => (
                 "no-module",

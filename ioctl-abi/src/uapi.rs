@@ -29,13 +29,17 @@ pub const VRAMIO_IOC_PROBE: u32 = 0xBE03;
 pub const VRAMIO_IOC_READ: u32 = 0xBE04;
 /// `_IO(0xBE, 5)`, takes a [`VramioIo`]: GPU memory to file.
 pub const VRAMIO_IOC_WRITE: u32 = 0xBE05;
+/// `_IO(0xBE, 6)`, takes a [`VramioRegisterDmabuf`].
+pub const VRAMIO_IOC_REGISTER_DMABUF: u32 = 0xBE06;
 
 /// `_IO(0xBE, 8)`, takes a [`VramioBatch`].
 pub const VRAMIO_IOC_BATCH: u32 = 0xBE08;
+/// `_IO(0xBE, 7)`, takes a [`VramioStats`].
+pub const VRAMIO_IOC_STATS: u32 = 0xBE07;
 
 /// The ABI's version. It grows when a structure or a rule is added; nothing that
 /// was published is ever removed or changed.
-pub const VRAMIO_ABI_VERSION: u32 = 1;
+pub const VRAMIO_ABI_VERSION: u32 = 2;
 
 /// [`VramioInfo::features`]: registers memory that the caller has mapped.
 pub const VRAMIO_FEATURE_USER_MAPPING: u64 = 1 << 0;
@@ -48,6 +52,8 @@ pub const VRAMIO_FEATURE_URING: u64 = 1 << 2;
 pub const VRAMIO_IO_WRITE: u32 = 1 << 0;
 /// Most entries of one [`VramioBatch`].
 pub const VRAMIO_BATCH_MAX: u32 = 65536;
+/// [`VramioInfo::features`]: registers dma-bufs.
+pub const VRAMIO_FEATURE_DMABUF: u64 = 1 << 3;
 
 /// [`VramioProbe::flags`]: ask for a write; without it the probe asks for a read.
 pub const VRAMIO_PROBE_WRITE: u32 = 1 << 0;
@@ -90,12 +96,12 @@ pub struct VramioInfo {
 ///
 /// Any holder of the open file may read, write, probe and unregister: a child, or a
 /// process that the descriptor was passed to. Only the process image that opened
-/// the device may register.
+/// the device may register mapped memory.
 ///
 /// Errors: `EINVAL` (unaligned, empty or wrapping range, flags), `EFAULT` (part
 /// of the range is not mapped or not writable), `EOPNOTSUPP` (memory that is not
 /// P2PDMA, or of more than one provider), `ENODEV` (the provider is going away),
-/// `ENOSPC` (a limit of [`VramioInfo`]), `EPERM` (called from another process
+/// `ENOSPC` (a limit of the open file), `EDQUOT` (a limit of the user), `EPERM` (called from another process
 /// image than the one that opened the file), `ENOMEM`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,6 +127,72 @@ pub struct VramioRegister {
     pub reason: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// *Out*: the limit that the call failed at, registrations or bytes as the reason
+    /// says; 0: none. Since version 2.
+    pub limit: u64,
+}
+
+/// Registers a dma-buf, or a part of it, that a GPU's driver exports: memory in a BAR
+/// of that GPU, for which the driver has made P2PDMA pages. The buffer is attached to,
+/// and pinned where the exporter can, until the registration ends: by
+/// [`VRAMIO_IOC_UNREGISTER`], when the open file goes, when the exporter takes the
+/// memory away, or when its driver is unbound. Whoever ends it waits for requests
+/// under way, as for [`VramioRegister`]. After that, requests fail with `ESTALE`, or
+/// with `ENODEV` where the driver went.
+///
+/// The descriptor may be closed afterwards. Any holder of the open file may register a
+/// dma-buf: the descriptor is the proof of its right to the memory.
+///
+/// An exporter that neither pins nor takes away (NVIDIA's) keeps freed memory for the
+/// dma-buf: the registration goes on with it, though the same GPU address may be other
+/// memory by then.
+///
+/// A buffer is taken only when all of it is in BARs of the named function, whatever
+/// part is registered. One that is in host memory, even partly, is refused.
+///
+/// Errors: `EBADF`, `EINVAL` (not a dma-buf; unaligned or empty range; a mapping that
+/// is not whole pages, or is too short), `ENODEV` (no such function, or no driver is
+/// bound to it), `ERANGE`, `EOVERFLOW` (the part is not in the buffer), `EOPNOTSUPP`
+/// (not peer-to-peer, not in a BAR, not of this function, no P2PDMA pages),
+/// `ENOSPC` (a limit of [`VramioInfo`]), `ENOMEM`, `ETIMEDOUT`, and what the exporter
+/// fails with. The members about the BAR are filled in then, too.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VramioRegisterDmabuf {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Descriptor of the dma-buf.
+    pub fd: i32,
+    /// PCI domain of the function whose driver exports it.
+    pub domain: u32,
+    /// bus << 8 | device << 3 | function of it.
+    pub devid: u32,
+    /// *Out*: the registration, as in [`VramioRegister::id`].
+    pub id: u32,
+    /// Where in the dma-buf the part begins, bytes; a multiple of the page size.
+    pub offset: u64,
+    /// Bytes of the part, a multiple of the page size; 0: up to the buffer's end.
+    pub len: u64,
+    /// *Out*: bytes that are registered.
+    pub bytes: u64,
+    /// *Out*: bytes that the exporter must show in its BAR: the whole dma-buf. 0 when
+    /// the call did not get that far.
+    pub bar_requested: u64,
+    /// *Out*: bytes of the BAR that are free; all ones: not known.
+    pub bar_free: u64,
+    /// *Out*: bytes of the function's largest memory BAR. 0 when the call did not get
+    /// that far.
+    pub bar_total: u64,
+    /// *Out*: contiguous runs that the part consists of.
+    pub runs: u32,
+    /// *Out*: PCI domain of the provider.
+    pub provider_domain: u32,
+    /// *Out*: bus << 8 | device << 3 | function of the provider.
+    pub provider_devid: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
 }
 
 /// Ends a registration, and waits until its pages are released. A request that is
@@ -235,8 +307,9 @@ pub struct VramioBatch {
 /// not cover, in units of 512, rounded up.
 ///
 /// At most 256 requests of one open file are in flight. A further one waits in io_uring's
-/// worker threads for its turn. Cancelling a request ends it after the part that it is
-/// at ([`VramioInfo::part_bytes`]): a drive's command cannot be called back.
+/// worker threads for its turn. A request cannot be cancelled: a drive's command
+/// cannot be called back. When the task that issued it dies, it ends after the part that
+/// it is at ([`VramioInfo::part_bytes`]).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VramioUring {
@@ -292,14 +365,86 @@ pub struct VramioProbe {
     pub mem_align: u32,
     /// *Out*: alignment of file offset and length, bytes; 0: not known.
     pub offset_align: u32,
-    /// *Out*: P2PDMA distance between the two devices, -1: none or not known.
+    /// *Out*: P2PDMA distance between the two devices, -1: none or not known. With
+    /// several devices below the file, the largest.
     pub distance: i32,
-    /// *Out*: PCI domain of the target's device; all ones: none.
+    /// *Out*: PCI domain of the target's device, of several the first one or the one
+    /// that a refusal is due to; all ones: none.
     pub target_domain: u32,
     /// *Out*: bus << 8 | device << 3 | function of the target's device.
     pub target_devid: u32,
     /// Must be 0.
     pub reserved: u32,
+    /// *Out*: what a refusal is due to: the name of a block device, the address
+    /// of a PCI bridge, or the name of a file system; padded with NUL bytes, the
+    /// last byte always is one. Empty when there is nothing to name. Since version
+    /// 2; a caller with the structure of version 1 does not get it.
+    pub component: [u8; 32],
+}
+
+/// [`VramioStats::scope`]: all of the module, since it was loaded.
+pub const VRAMIO_STATS_MODULE: u32 = 0;
+/// [`VramioStats::scope`]: this open file.
+pub const VRAMIO_STATS_OPEN: u32 = 1;
+/// [`VramioStats::scope`]: one provider, since its first registration.
+pub const VRAMIO_STATS_PROVIDER: u32 = 2;
+
+/// Counters. Each is exact; together they are no snapshot.
+///
+/// Errors: `EINVAL` (unknown scope), `ENODEV` (no registration was ever made of the
+/// provider's memory).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VramioStats {
+    /// Size of this structure, bytes.
+    pub size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Whose counters: `VRAMIO_STATS_*`.
+    pub scope: u32,
+    /// PCI domain of the provider; ignored for another scope.
+    pub provider_domain: u32,
+    /// bus << 8 | device << 3 | function of the provider; as above.
+    pub provider_devid: u32,
+    /// *Out*: `Reason` of a failure, else 0.
+    pub reason: u32,
+    /// *Out*: requests that moved data or were at the end of the file: reads, writes.
+    pub requests: [u64; 2],
+    /// *Out*: bytes that they moved: by reads, by writes.
+    pub bytes: [u64; 2],
+    /// *Out*: of those, bytes that the CPU moved ([`VramioIo::uncovered`]).
+    pub uncovered: u64,
+    /// *Out*: requests that are under way.
+    pub in_flight: u64,
+    /// *Out*: requests by [`Certainty`].
+    pub certainty: [u64; 4],
+    /// *Out*: requests by the time that they took: at index i those of 2^i ns and more,
+    /// but less than 2^(i+1) ns; the last also counts all that took longer. The first
+    /// 32 are reads, the others are writes. Requests that failed are counted, too.
+    pub latency: [u64; 64],
+    /// *Out*: refusals, failures and results below [`Certainty::Consistent`], by
+    /// `Reason`.
+    pub reasons: [u64; 128],
+}
+
+impl Default for VramioStats {
+    fn default() -> Self {
+        Self {
+            size: 0,
+            flags: 0,
+            scope: 0,
+            provider_domain: 0,
+            provider_devid: 0,
+            reason: 0,
+            requests: [0; 2],
+            bytes: [0; 2],
+            uncovered: 0,
+            in_flight: 0,
+            certainty: [0; 4],
+            latency: [0; 64],
+            reasons: [0; 128],
+        }
+    }
 }
 
 /// How the bytes of a request travelled.

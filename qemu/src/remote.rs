@@ -6,12 +6,14 @@
 use crate::guest::{GuestError, Pending, Session};
 use std::mem::size_of;
 use vramio_abi::mockgpu::{
-    MockgpuAlloc, MockgpuFree, MockgpuInfo, MOCKGPU_IOC_ALLOC, MOCKGPU_IOC_FREE, MOCKGPU_IOC_INFO,
+    MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
+    MOCKGPU_IOC_ALLOC, MOCKGPU_IOC_EXPORT, MOCKGPU_IOC_FREE, MOCKGPU_IOC_INFO, MOCKGPU_IOC_MOVE,
+    MOCKGPU_IOC_PLACE,
 };
 use vramio_abi::{
-    Reason, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioUnregister, VRAMIO_IOC_INFO,
-    VRAMIO_IOC_PROBE, VRAMIO_IOC_READ, VRAMIO_IOC_REGISTER, VRAMIO_IOC_UNREGISTER,
-    VRAMIO_IOC_WRITE,
+    Reason, VramioBatch, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
+    VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ,
+    VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_UNREGISTER, VRAMIO_IOC_WRITE,
 };
 use vramio_guest::protocol::{IoctlResult, Op};
 
@@ -55,12 +57,18 @@ macro_rules! abi {
 abi!(
     VramioInfo,
     VramioRegister,
+    VramioRegisterDmabuf,
     VramioUnregister,
     VramioIo,
+    VramioBatch,
+    VramioUring,
     VramioProbe,
     MockgpuInfo,
     MockgpuAlloc,
     MockgpuFree,
+    MockgpuExport,
+    MockgpuMove,
+    MockgpuPlace,
 );
 
 /// The size of a structure as its first member wants it.
@@ -238,6 +246,22 @@ impl RemoteDevice {
         ioctl(&self.session, self.fd, VRAMIO_IOC_REGISTER, &arg)
     }
 
+    /// [`VRAMIO_IOC_REGISTER_DMABUF`]; `arg.size` is set here.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn register_dmabuf(
+        &self,
+        arg: VramioRegisterDmabuf,
+    ) -> Result<Answer<VramioRegisterDmabuf>, GuestError> {
+        let arg = VramioRegisterDmabuf {
+            size: size::<VramioRegisterDmabuf>(),
+            ..arg
+        };
+        ioctl(&self.session, self.fd, VRAMIO_IOC_REGISTER_DMABUF, &arg)
+    }
+
     /// [`VRAMIO_IOC_UNREGISTER`].
     ///
     /// # Errors
@@ -364,8 +388,18 @@ impl RemoteGpu {
     ///
     /// See [`GuestError`].
     pub fn alloc(&self, len: u64) -> Result<Answer<MockgpuAlloc>, GuestError> {
+        self.alloc_with(len, 0)
+    }
+
+    /// [`MOCKGPU_IOC_ALLOC`] with flags.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn alloc_with(&self, len: u64, flags: u32) -> Result<Answer<MockgpuAlloc>, GuestError> {
         let arg = MockgpuAlloc {
             size: size::<MockgpuAlloc>(),
+            flags,
             len,
             ..MockgpuAlloc::default()
         };
@@ -378,12 +412,64 @@ impl RemoteGpu {
     ///
     /// See [`GuestError`].
     pub fn free(&self, offset: u64) -> Result<Answer<MockgpuFree>, GuestError> {
+        self.free_with(offset, 0)
+    }
+
+    /// [`MOCKGPU_IOC_FREE`] with flags.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn free_with(&self, offset: u64, flags: u32) -> Result<Answer<MockgpuFree>, GuestError> {
         let arg = MockgpuFree {
             size: size::<MockgpuFree>(),
+            flags,
             offset,
-            ..MockgpuFree::default()
         };
         ioctl(&self.session, self.fd, MOCKGPU_IOC_FREE, &arg)
+    }
+
+    /// [`MOCKGPU_IOC_EXPORT`]; `arg.size` is set here.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn export(&self, arg: MockgpuExport) -> Result<Answer<MockgpuExport>, GuestError> {
+        let arg = MockgpuExport {
+            size: size::<MockgpuExport>(),
+            ..arg
+        };
+        ioctl(&self.session, self.fd, MOCKGPU_IOC_EXPORT, &arg)
+    }
+
+    /// [`MOCKGPU_IOC_MOVE`] of the memory behind a dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn relocate(&self, dmabuf: i32, flags: u32) -> Result<Answer<MockgpuMove>, GuestError> {
+        let arg = MockgpuMove {
+            size: size::<MockgpuMove>(),
+            flags,
+            fd: dmabuf,
+            ..MockgpuMove::default()
+        };
+        ioctl(&self.session, self.fd, MOCKGPU_IOC_MOVE, &arg)
+    }
+
+    /// [`MOCKGPU_IOC_PLACE`] of the byte `at` of the allocation `offset`.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn place(&self, offset: u64, at: u64) -> Result<Answer<MockgpuPlace>, GuestError> {
+        let arg = MockgpuPlace {
+            size: size::<MockgpuPlace>(),
+            offset,
+            at,
+            ..MockgpuPlace::default()
+        };
+        ioctl(&self.session, self.fd, MOCKGPU_IOC_PLACE, &arg)
     }
 
     /// Maps memory of the GPU.

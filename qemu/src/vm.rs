@@ -34,7 +34,7 @@ const GPU_ID: (u16, u16) = (0x1af4, 0x1110);
 /// The BAR that is its memory.
 const GPU_BAR: usize = 2;
 /// Where a run's modules lie in the guest.
-const MODULE_DIR: &str = "usr/lib/vramio";
+pub const MODULE_DIR: &str = "usr/lib/vramio";
 
 /// What machines are made from.
 #[derive(Debug)]

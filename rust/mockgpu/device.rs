@@ -3,7 +3,12 @@
 //! Binding to the PCI function: BAR 2 becomes a P2PDMA provider, and
 //! `/dev/mockgpuN` appears.
 
-use crate::{compat::IdInfo, memory::Memory, node::Node, open::Open};
+use crate::{
+    compat::{self, IdInfo},
+    memory::{Memory, Range},
+    node::Node,
+    open::Open,
+};
 use core::pin::Pin;
 use kernel::{
     bindings,
@@ -15,7 +20,9 @@ use kernel::{
 };
 
 /// The BAR with the memory.
-const BAR: u32 = 2;
+pub(crate) const BAR: u32 = 2;
+/// The BAR with the registers.
+const REGISTERS: u32 = 0;
 /// ivshmem: Red Hat, Qumranet's part of the number space.
 const DEVICE: u32 = 0x1110;
 
@@ -128,23 +135,34 @@ impl pci::Driver for Driver {
             .cast::<bindings::pci_dev>()
             .cast_mut();
         pin_init::pin_init_scope(move || {
-            // SAFETY: The device is being probed. All three are undone by the driver core
+            let start = dev.resource_start(BAR)?;
+            let whole = dev.resource_len(BAR)?;
+            let tail = compat::value(&crate::module_parameters::tail_mib);
+            let tail = u64::from(tail) << 20;
+            let len = whole.checked_sub(tail).ok_or(EINVAL)?;
+            // SAFETY: The device is being probed. All but the mask is undone by the driver core
             // when it is unbound.
             unsafe {
                 to_result(bindings::pcim_enable_device(pdev))?;
+                to_result(bindings::dma_set_mask(&raw mut (*pdev).dev, u64::MAX))?;
                 bindings::pci_set_master(pdev);
-                to_result(bindings::pci_p2pdma_add_resource(pdev, BAR as i32, 0, 0))?;
+                let size = usize::try_from(len)?;
+                to_result(bindings::pci_p2pdma_add_resource(pdev, BAR as i32, size, 0))?;
             }
-            let start = dev.resource_start(BAR)?;
-            let len = dev.resource_len(BAR)?;
+            let range = Range {
+                start,
+                len,
+                tail,
+                registers: dev.resource_start(REGISTERS)?,
+            };
             // SAFETY: `pdev` is live and has just become a provider.
-            let memory = unsafe { Memory::new(pdev, start, len)? };
+            let memory = unsafe { Memory::new(pdev, range)? };
             let name = Name::claim()?;
             let node = NAMES[name.0];
             dev_info!(dev, "{} MiB of memory as /dev/{}\n", len >> 20, node);
             Ok(try_pin_init!(Self {
                 gpu <- try_pin_init!(Gpu {
-                    node <- Node::new(node, 0o660, None),
+                    node <- Node::new(node, 0o660),
                     memory,
                 }),
                 _name: name,

@@ -2,14 +2,18 @@
 
 //! The GPU's memory: allocations, and what is left of them when the GPU goes.
 //!
-//! Lock order: mmap_lock > the state's lock.
+//! Lock order: mmap_lock > the state's lock > an object's reservation lock.
 
-use crate::sys;
+use crate::{
+    chunk::Chunk,
+    export::{self, Kind},
+    object::Object,
+    sys,
+};
 use core::ptr::NonNull;
 use kernel::{
     bindings,
     error::to_result,
-    ffi,
     mm::virt::VmaNew,
     new_mutex,
     page::PAGE_SIZE,
@@ -21,8 +25,7 @@ use kernel::{
 #[pin_data(PinnedDrop)]
 pub(crate) struct Memory {
     pdev: NonNull<bindings::pci_dev>,
-    start: bindings::phys_addr_t,
-    len: u64,
+    range: Range,
     #[pin]
     state: Mutex<State>,
 }
@@ -32,52 +35,60 @@ unsafe impl Send for Memory {}
 // SAFETY: As above.
 unsafe impl Sync for Memory {}
 
+/// Where the memory is.
+#[derive(Clone, Copy)]
+pub(crate) struct Range {
+    /// Physical address.
+    pub(crate) start: u64,
+    /// Bytes with P2PDMA pages.
+    pub(crate) len: u64,
+    /// Bytes after those, without.
+    pub(crate) tail: u64,
+    /// Physical address of the registers' BAR.
+    pub(crate) registers: u64,
+}
+
 struct State {
     /// The device is unbound: nothing may be allocated or mapped any more.
     gone: bool,
     allocations: KVec<Allocation>,
+    /// Objects with dma-bufs.
+    exported: KVec<Arc<Object>>,
     /// Inodes that mappings were made through, each with a reference of ours.
     inodes: KVec<NonNull<bindings::inode>>,
     last_owner: u64,
+    last_scattered: u64,
 }
 
-/// Pages with one reference each, which is the allocation's.
+/// What an open file owns.
 struct Allocation {
     owner: u64,
-    offset: u64,
-    len: u64,
-    kaddr: NonNull<ffi::c_void>,
+    /// Offset in the node's file.
+    name: u64,
+    object: Arc<Object>,
 }
 
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        let pages = (self.len / PAGE_SIZE as u64) as usize;
-        // SAFETY: The allocation owns one reference of each page.
-        unsafe { sys::mockgpu_put_pages(self.kaddr.as_ptr(), pages) };
-    }
-}
+/// Names of scattered allocations are multiples of this: beyond any BAR.
+const SCATTERED: u64 = 1 << 48;
 
 impl Memory {
     /// # Safety
     ///
-    /// `pdev` is a live P2PDMA provider whose memory is `len` bytes at `start`.
-    pub(crate) unsafe fn new(
-        pdev: *mut bindings::pci_dev,
-        start: bindings::phys_addr_t,
-        len: u64,
-    ) -> Result<Arc<Self>> {
+    /// `pdev` is a live P2PDMA provider whose memory is `range`.
+    pub(crate) unsafe fn new(pdev: *mut bindings::pci_dev, range: Range) -> Result<Arc<Self>> {
         // SAFETY: Per the contract.
         let pdev = NonNull::new(unsafe { bindings::pci_dev_get(pdev) }).ok_or(ENODEV)?;
         Arc::pin_init(
             pin_init!(Self {
                 pdev,
-                start,
-                len,
+                range,
                 state <- new_mutex!(State {
                     gone: false,
                     allocations: KVec::new(),
+                    exported: KVec::new(),
                     inodes: KVec::new(),
                     last_owner: 0,
+                    last_scattered: 0,
                 }),
             }),
             GFP_KERNEL,
@@ -87,7 +98,44 @@ impl Memory {
     /// Bytes, all and allocated.
     pub(crate) fn usage(&self) -> (u64, u64) {
         let state = self.state.lock();
-        (self.len, state.allocations.iter().map(|a| a.len).sum())
+        let allocated = state.allocations.iter().map(|a| a.object.len).sum();
+        (self.range.len, allocated)
+    }
+
+    pub(crate) fn pdev(&self) -> *mut bindings::pci_dev {
+        self.pdev.as_ptr()
+    }
+
+    /// Physical address of the memory.
+    pub(crate) fn start(&self) -> u64 {
+        self.range.start
+    }
+
+    /// Physical address of the registers.
+    pub(crate) fn registers(&self) -> Result<u64> {
+        match self.range.registers {
+            0 => Err(ENODEV),
+            start => Ok(start),
+        }
+    }
+
+    /// Physical address of `len` bytes without P2PDMA pages.
+    pub(crate) fn tail(&self, len: u64) -> Result<u64> {
+        if len > self.range.tail {
+            return Err(ENOSPC);
+        }
+        Ok(self.range.start + self.range.len)
+    }
+
+    /// Takes memory from the pool.
+    pub(crate) fn chunk(&self, len: u64, scattered: bool) -> Result<Chunk> {
+        // Once `gone`, the pool may be going.
+        let state = self.state.lock();
+        if state.gone {
+            return Err(ENODEV);
+        }
+        // SAFETY: The device is bound, so it is a provider with a pool.
+        unsafe { Chunk::new(self.pdev(), len, scattered) }
     }
 
     /// PCI domain, and bus << 8 | device << 3 | function.
@@ -118,49 +166,120 @@ impl Memory {
         Ok(state.last_owner)
     }
 
-    /// Allocates `len` bytes, whole pages, and returns their offset.
-    pub(crate) fn allocate(&self, owner: u64, len: u64) -> Result<u64> {
+    /// Allocates `len` bytes, whole pages, and returns the allocation's name.
+    pub(crate) fn allocate(self: &Arc<Self>, owner: u64, len: u64, scattered: bool) -> Result<u64> {
         if len == 0 || len % PAGE_SIZE as u64 != 0 {
             return Err(EINVAL);
         }
+        let scattered = scattered.then(|| {
+            let mut state = self.state.lock();
+            state.last_scattered += SCATTERED;
+            state.last_scattered
+        });
+        let object = Object::new(self.clone(), len, scattered)?;
+        let name = object.name()?;
         let mut state = self.state.lock();
+        // `remove()` has seen what is on the list, and nothing else.
         if state.gone {
             return Err(ENODEV);
         }
-        state.allocations.reserve(1, GFP_KERNEL)?;
-        let size = usize::try_from(len)?;
-        // SAFETY: The device is bound, so it is a provider with a pool.
-        let kaddr = unsafe { bindings::pci_alloc_p2pmem(self.pdev.as_ptr(), size) };
-        let kaddr = NonNull::new(kaddr).ok_or(ENOMEM)?;
-        // SAFETY: A fresh chunk of `size` bytes.
-        unsafe { sys::mockgpu_count_pages(kaddr.as_ptr(), size / PAGE_SIZE) };
-        // SAFETY: The chunk has pages.
-        let offset = unsafe { sys::mockgpu_phys(kaddr.as_ptr()) } - self.start;
         let allocation = Allocation {
             owner,
-            offset,
-            len,
-            kaddr,
+            name,
+            object,
         };
         state.allocations.push(allocation, GFP_KERNEL)?;
-        Ok(offset)
+        Ok(name)
     }
 
-    /// Frees the allocation of `owner` that begins at `offset`.
-    pub(crate) fn free(&self, owner: u64, offset: u64) -> Result {
+    /// The allocation of `owner` with this name.
+    pub(crate) fn object(&self, owner: u64, name: u64) -> Result<Arc<Object>> {
+        let state = self.state.lock();
+        let mut all = state.allocations.iter();
+        all.find(|a| a.owner == owner && a.name == name)
+            .map(|a| a.object.clone())
+            .ok_or(ENOENT)
+    }
+
+    /// Frees the allocation of `owner` with this name. To wait means to end its
+    /// mappings, and to wait until nobody holds a page.
+    pub(crate) fn free(&self, owner: u64, name: u64, wait: bool) -> Result {
         let mut state = self.state.lock();
         let index = state
             .allocations
             .iter()
-            .position(|a| a.owner == owner && a.offset == offset)
+            .position(|a| a.owner == owner && a.name == name)
             .ok_or(ENOENT)?;
-        let _freed = state.allocations.remove(index).map_err(|_| ENOENT)?;
+        let freed = state.allocations.remove(index).map_err(|_| ENOENT)?;
+        if wait {
+            state.unmap(name, freed.object.len);
+        }
+        drop(state);
+        while wait && !freed.object.is_idle() {
+            // SAFETY: Looks at the current task.
+            if unsafe { sys::mockgpu_fatal_signal_pending() } {
+                return Err(EINTR);
+            }
+            // SAFETY: No lock is held.
+            unsafe { bindings::msleep(1) };
+        }
         Ok(())
+    }
+
+    /// Exports the allocation of `owner` with this name as a dma-buf; the caller owns the
+    /// reference.
+    pub(crate) fn export(
+        &self,
+        owner: u64,
+        name: u64,
+        kind: Kind,
+        iommu: bool,
+    ) -> Result<NonNull<bindings::dma_buf>> {
+        let object = self.object(owner, name)?;
+        let mut state = self.state.lock();
+        if state.gone {
+            return Err(ENODEV);
+        }
+        if !state.exported.iter().any(|o| Arc::ptr_eq(o, &object)) {
+            state.exported.push(object.clone(), GFP_KERNEL)?;
+        }
+        drop(state);
+        export::export(object.clone(), kind, iommu).inspect_err(|_| self.released(&object))
+    }
+
+    /// A dma-buf of the object is gone.
+    pub(crate) fn released(&self, object: &Arc<Object>) {
+        let mut state = self.state.lock();
+        if object.lock().exports.is_empty() {
+            state.exported.retain(|o| !Arc::ptr_eq(o, object));
+        }
+    }
+
+    /// Moves an object, and returns its allocation's new name.
+    pub(crate) fn relocate(&self, object: &Arc<Object>, force: bool) -> Result<u64> {
+        self.state.lock().unmap(object.name()?, object.len);
+        object.relocate(force)?;
+        let name = object.name()?;
+        let mut state = self.state.lock();
+        let mut all = state.allocations.iter_mut();
+        if let Some(allocation) = all.find(|a| Arc::ptr_eq(&a.object, object)) {
+            allocation.name = name;
+        }
+        Ok(name)
     }
 
     /// Frees all that `owner` has left.
     pub(crate) fn close(&self, owner: u64) {
-        self.state.lock().allocations.retain(|a| a.owner != owner);
+        // One at a time: an object's end is none of the list's business.
+        loop {
+            let mut state = self.state.lock();
+            let Some(index) = state.allocations.iter().position(|a| a.owner == owner) else {
+                return;
+            };
+            let closed = state.allocations.remove(index);
+            drop(state);
+            drop(closed);
+        }
     }
 
     /// Maps a part of one of `owner`'s allocations.
@@ -182,32 +301,53 @@ impl Memory {
         let allocation = state
             .allocations
             .iter()
-            .find(|a| a.owner == owner && offset >= a.offset && end <= a.offset + a.len)
+            .find(|a| a.owner == owner && offset >= a.name && end <= a.name + a.object.len)
             .ok_or(EINVAL)?;
+        let object = allocation.object.lock();
+        let chunk = object.chunk.as_ref().ok_or(ENODEV)?;
         vma.set_dontexpand();
         vma.set_mixedmap();
         for at in (0..len as usize).step_by(PAGE_SIZE) {
-            let skip = (offset - allocation.offset) as usize + at;
+            let place = chunk.place(offset - allocation.name + at as u64);
+            let kaddr = place.ok_or(EINVAL)?.kaddr;
             // SAFETY: The page is the allocation's, which holds a reference; the mapping
             // takes its own. When this fails, the caller unmaps what was inserted.
             to_result(unsafe {
-                let page = sys::mockgpu_page(allocation.kaddr.as_ptr().byte_add(skip));
+                let page = sys::mockgpu_page(kaddr.as_ptr());
                 bindings::vm_insert_page(raw, vma.start() + at, page)
             })?;
         }
         Ok(())
     }
 
-    /// The device goes: no user keeps a mapping, no owner an allocation. Pages that
-    /// somebody pinned stay, and the driver core waits for them.
+    /// The device goes: no user keeps a mapping, no owner an allocation, and no dma-buf
+    /// its memory. Pages that somebody pinned stay, and the driver core waits for them.
     pub(crate) fn remove(&self) {
         let mut state = self.state.lock();
         state.gone = true;
-        for inode in state.inodes.iter() {
-            // SAFETY: We hold a reference to the inode. 0 and 0 mean all of the file.
-            unsafe { bindings::unmap_mapping_range((*inode.as_ptr()).i_mapping, 0, 0, 1) };
+        state.unmap(0, 0);
+        let allocations = core::mem::take(&mut state.allocations);
+        let exported = core::mem::take(&mut state.exported);
+        drop(state);
+        for allocation in allocations.iter() {
+            allocation.object.evict();
         }
-        state.allocations.clear();
+        for object in exported.iter() {
+            object.evict();
+        }
+    }
+}
+
+impl State {
+    /// Ends the users' mappings of a part of the node's file; 0 and 0 mean all of it.
+    fn unmap(&self, start: u64, len: u64) {
+        for inode in self.inodes.iter() {
+            // SAFETY: We hold a reference to the inode.
+            unsafe {
+                let mapping = (*inode.as_ptr()).i_mapping;
+                bindings::unmap_mapping_range(mapping, start as i64, len as i64, 1);
+            }
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 
 pub mod account;
 pub mod align;
+pub mod bars;
 pub mod gate;
+pub mod name;
 pub mod places;
 pub mod range;
 pub mod runs;

@@ -21,15 +21,16 @@ pub struct Run {
 }
 
 impl Run {
-    /// Takes the page frame `frame` in at the end, when it is the next one and
-    /// there is room. Returns whether it did.
-    pub fn extend(&mut self, frame: u64, page: u64) -> bool {
-        let next = self.frame.checked_add(self.len / page) == Some(frame);
-        let fits = self.len + page <= MAX_RUN_BYTES;
-        if next && fits {
-            self.len += page;
+    /// Takes in the first of `len` bytes of whole pages that begin with the page
+    /// frame `frame`, when that is the next one. Returns how many bytes it took: as
+    /// many as there is room for.
+    pub fn extend(&mut self, frame: u64, len: u64, page: u64) -> u64 {
+        if self.frame.checked_add(self.len / page) != Some(frame) {
+            return 0;
         }
-        next && fits
+        let taken = len.min(MAX_RUN_BYTES - self.len);
+        self.len += taken;
+        taken
     }
 
     /// The first byte after it in the registration.
@@ -64,7 +65,11 @@ mod tests {
     fn build(frames: &[u64]) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         for (i, &frame) in frames.iter().enumerate() {
-            if !runs.last_mut().is_some_and(|run| run.extend(frame, PAGE)) {
+            if runs
+                .last_mut()
+                .map_or(0, |run| run.extend(frame, PAGE, PAGE))
+                == 0
+            {
                 runs.push(Run {
                     start: i as u64 * PAGE,
                     frame,
@@ -97,9 +102,21 @@ mod tests {
             frame: 100,
             len: MAX_RUN_BYTES,
         };
-        assert!(!run.extend(100 + MAX_RUN_BYTES / PAGE, PAGE));
+        assert_eq!(run.extend(100 + MAX_RUN_BYTES / PAGE, PAGE, PAGE), 0);
         assert_eq!(run.len, MAX_RUN_BYTES);
         assert!(MAX_RUN_BYTES <= u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_run_takes_what_fits() {
+        let mut run = Run {
+            start: 0,
+            frame: 100,
+            len: MAX_RUN_BYTES - 2 * PAGE,
+        };
+        let next = 100 + run.len / PAGE;
+        assert_eq!(run.extend(next, 5 * PAGE, PAGE), 2 * PAGE);
+        assert_eq!(run.len, MAX_RUN_BYTES);
     }
 
     #[test]
@@ -109,7 +126,7 @@ mod tests {
             frame: u64::MAX,
             len: PAGE,
         };
-        assert!(!run.extend(0, PAGE));
+        assert_eq!(run.extend(0, PAGE, PAGE), 0);
     }
 
     #[test]

@@ -44,14 +44,20 @@
 /* _IO(0xBE, 5), takes a struct vramio_io: GPU memory to file. */
 #define VRAMIO_IOC_WRITE _IO(VRAMIO_IOC_TYPE, 5)
 
+/* _IO(0xBE, 6), takes a struct vramio_register_dmabuf. */
+#define VRAMIO_IOC_REGISTER_DMABUF _IO(VRAMIO_IOC_TYPE, 6)
+
 /* _IO(0xBE, 8), takes a struct vramio_batch. */
 #define VRAMIO_IOC_BATCH _IO(VRAMIO_IOC_TYPE, 8)
+
+/* _IO(0xBE, 7), takes a struct vramio_stats. */
+#define VRAMIO_IOC_STATS _IO(VRAMIO_IOC_TYPE, 7)
 
 /*
  * The ABI's version. It grows when a structure or a rule is added; nothing that
  * was published is ever removed or changed.
  */
-#define VRAMIO_ABI_VERSION 1
+#define VRAMIO_ABI_VERSION 2
 
 /* vramio_info.features: registers memory that the caller has mapped. */
 #define VRAMIO_FEATURE_USER_MAPPING (1ULL << 0)
@@ -68,8 +74,20 @@
 /* Most entries of one struct vramio_batch. */
 #define VRAMIO_BATCH_MAX 65536
 
+/* vramio_info.features: registers dma-bufs. */
+#define VRAMIO_FEATURE_DMABUF (1ULL << 3)
+
 /* vramio_probe.flags: ask for a write; without it the probe asks for a read. */
 #define VRAMIO_PROBE_WRITE (1U << 0)
+
+/* vramio_stats.scope: all of the module, since it was loaded. */
+#define VRAMIO_STATS_MODULE 0
+
+/* vramio_stats.scope: this open file. */
+#define VRAMIO_STATS_OPEN 1
+
+/* vramio_stats.scope: one provider, since its first registration. */
+#define VRAMIO_STATS_PROVIDER 2
 
 /* How the bytes of a request travelled. */
 enum vramio_path {
@@ -223,6 +241,106 @@ enum vramio_reason {
 	VRAMIO_REASON_REVOKED = 46,
 	/* A batch with more entries than one may have. */
 	VRAMIO_REASON_BATCH_LIMIT = 47,
+	/* The descriptor is not a dma-buf. */
+	VRAMIO_REASON_DMABUF_BAD_FD = 60,
+	/* The exporter lets no peer reach the buffer. */
+	VRAMIO_REASON_DMABUF_NO_PEER2PEER = 61,
+	/* The dma-buf is in host memory. */
+	VRAMIO_REASON_DMABUF_IN_RAM = 62,
+	/* Only a part of the dma-buf is in the BAR. */
+	VRAMIO_REASON_DMABUF_MIXED = 63,
+	/* The dma-buf is in no BAR of a PCI function. */
+	VRAMIO_REASON_DMABUF_OUTSIDE_BAR = 64,
+	/* The dma-buf is on another PCI function than the one named. */
+	VRAMIO_REASON_WRONG_DEVICE = 65,
+	/* No PCI function with a driver has this address. */
+	VRAMIO_REASON_NO_DEVICE = 66,
+	/* The GPU's driver has made no P2PDMA pages for the memory. */
+	VRAMIO_REASON_NO_PGMAP = 67,
+	/* The exporter cannot show the whole buffer in its BAR. */
+	VRAMIO_REASON_BAR_FULL = 68,
+	/* The exporter's mapping is not made of whole pages. */
+	VRAMIO_REASON_DMABUF_UNALIGNED = 69,
+	/* The exporter's mapping is shorter than the buffer. */
+	VRAMIO_REASON_DMABUF_SHORT = 70,
+	/* The exporter refused to attach, pin or map the buffer. */
+	VRAMIO_REASON_DMABUF_REFUSED = 71,
+	/* The exporter took the memory away. */
+	VRAMIO_REASON_DMABUF_MOVED = 72,
+	/* The file's data goes through the journal: the CPU would copy. */
+	VRAMIO_REASON_DATA_JOURNAL = 80,
+	/* The file's data lies in its inode: there is no block to transfer. */
+	VRAMIO_REASON_INLINE_DATA = 81,
+	/* btrfs: the CPU computes checksums over the data. */
+	VRAMIO_REASON_BTRFS = 82,
+	/*
+	 * f2fs: silently falls back to the page cache, and may span several devices.
+	 */
+	VRAMIO_REASON_F2FS = 83,
+	/* overlayfs: the file's real file system is hidden below it. */
+	VRAMIO_REASON_OVERLAYFS = 84,
+	/* tmpfs: the data is in host memory. */
+	VRAMIO_REASON_TMPFS = 85,
+	/* NFS: the data comes over the network. */
+	VRAMIO_REASON_NFS = 86,
+	/* 9p: the data comes from the file server. */
+	VRAMIO_REASON_PLAN9 = 87,
+	/* Lustre: the data comes over the network. */
+	VRAMIO_REASON_LUSTRE = 88,
+	/* GPFS (Storage Scale): the data comes over the network. */
+	VRAMIO_REASON_GPFS = 89,
+	/* BeeGFS: the data comes over the network. */
+	VRAMIO_REASON_BEEGFS = 90,
+	/* Weka: the data comes over the network. */
+	VRAMIO_REASON_WEKA = 91,
+	/* A device mapper table with a target that is not linear or striped. */
+	VRAMIO_REASON_DM_TARGET = 92,
+	/*
+	 * An md array whose level works on the data with the CPU (RAID 4, 5, 6).
+	 */
+	VRAMIO_REASON_MD_LEVEL = 93,
+	/* An md raid1 with write-behind: the CPU would copy what is written. */
+	VRAMIO_REASON_WRITE_BEHIND = 94,
+	/* A loop device: the data goes through the page cache of its file. */
+	VRAMIO_REASON_LOOP_DEVICE = 95,
+	/* virtio-blk: the host moves the data. */
+	VRAMIO_REASON_VIRTIO_BLK = 96,
+	/* NVMe over TCP: the CPU copies. */
+	VRAMIO_REASON_NVME_TCP = 97,
+	/* NVMe loop target: the CPU copies. */
+	VRAMIO_REASON_NVME_LOOP = 98,
+	/*
+	 * NVMe over RDMA: the kernel does not say which network card carries it.
+	 */
+	VRAMIO_REASON_NVME_RDMA = 99,
+	/* NVMe over another fabric. */
+	VRAMIO_REASON_NVME_FABRICS = 100,
+	/*
+	 * A bridge between the two redirects peer-to-peer requests to the host bridge (ACS), which is not known to pass them.
+	 */
+	VRAMIO_REASON_ACS_REDIRECT = 101,
+	/*
+	 * The two have no bridge in common, and the host bridge is not known to pass peer-to-peer requests.
+	 */
+	VRAMIO_REASON_HOST_BRIDGE = 102,
+	/*
+	 * Pages of the range in the page cache could not be dropped before a write.
+	 */
+	VRAMIO_REASON_PAGE_CACHE_BUSY = 103,
+	/* The open file would hold more registered bytes than it may. */
+	VRAMIO_REASON_OPEN_BYTES = 104,
+	/* The user has as many registrations as one may have. */
+	VRAMIO_REASON_USER_REGISTRATIONS = 105,
+	/* The user would hold more registered bytes than one may. */
+	VRAMIO_REASON_USER_BYTES = 106,
+	/* The devices below a stacked block device cannot be named. */
+	VRAMIO_REASON_LEAF_UNKNOWN = 107,
+	/*
+	 * The write would go beyond RLIMIT_FSIZE, or the file system's largest file.
+	 */
+	VRAMIO_REASON_FILE_SIZE = 108,
+	/* The file system has no space left, or the user's quota is used up. */
+	VRAMIO_REASON_NO_SPACE = 109,
 	/* /dev/vramio does not exist: the module is not loaded. */
 	VRAMIO_REASON_NO_MODULE = 256,
 	/* The module's ABI is older than this program needs. */
@@ -274,12 +392,12 @@ struct vramio_info {
  *
  * Any holder of the open file may read, write, probe and unregister: a child, or a
  * process that the descriptor was passed to. Only the process image that opened
- * the device may register.
+ * the device may register mapped memory.
  *
  * Errors: EINVAL (unaligned, empty or wrapping range, flags), EFAULT (part
  * of the range is not mapped or not writable), EOPNOTSUPP (memory that is not
  * P2PDMA, or of more than one provider), ENODEV (the provider is going away),
- * ENOSPC (a limit of struct vramio_info), EPERM (called from another process
+ * ENOSPC (a limit of the open file), EDQUOT (a limit of the user), EPERM (called from another process
  * image than the one that opened the file), ENOMEM.
  */
 struct vramio_register {
@@ -306,6 +424,82 @@ struct vramio_register {
 	__u32 reason;
 	/* Must be 0. */
 	__u32 reserved;
+	/*
+	 * Out: the limit that the call failed at, registrations or bytes as the reason
+	 * says; 0: none. Since version 2.
+	 */
+	__u64 limit;
+};
+
+/*
+ * Registers a dma-buf, or a part of it, that a GPU's driver exports: memory in a BAR
+ * of that GPU, for which the driver has made P2PDMA pages. The buffer is attached to,
+ * and pinned where the exporter can, until the registration ends: by
+ * VRAMIO_IOC_UNREGISTER, when the open file goes, when the exporter takes the
+ * memory away, or when its driver is unbound. Whoever ends it waits for requests
+ * under way, as for struct vramio_register. After that, requests fail with ESTALE, or
+ * with ENODEV where the driver went.
+ *
+ * The descriptor may be closed afterwards. Any holder of the open file may register a
+ * dma-buf: the descriptor is the proof of its right to the memory.
+ *
+ * An exporter that neither pins nor takes away (NVIDIA's) keeps freed memory for the
+ * dma-buf: the registration goes on with it, though the same GPU address may be other
+ * memory by then.
+ *
+ * A buffer is taken only when all of it is in BARs of the named function, whatever
+ * part is registered. One that is in host memory, even partly, is refused.
+ *
+ * Errors: EBADF, EINVAL (not a dma-buf; unaligned or empty range; a mapping that
+ * is not whole pages, or is too short), ENODEV (no such function, or no driver is
+ * bound to it), ERANGE, EOVERFLOW (the part is not in the buffer), EOPNOTSUPP
+ * (not peer-to-peer, not in a BAR, not of this function, no P2PDMA pages),
+ * ENOSPC (a limit of struct vramio_info), ENOMEM, ETIMEDOUT, and what the exporter
+ * fails with. The members about the BAR are filled in then, too.
+ */
+struct vramio_register_dmabuf {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Descriptor of the dma-buf. */
+	__s32 fd;
+	/* PCI domain of the function whose driver exports it. */
+	__u32 domain;
+	/* bus << 8 | device << 3 | function of it. */
+	__u32 devid;
+	/* Out: the registration, as in vramio_register.id. */
+	__u32 id;
+	/*
+	 * Where in the dma-buf the part begins, bytes; a multiple of the page size.
+	 */
+	__u64 offset;
+	/*
+	 * Bytes of the part, a multiple of the page size; 0: up to the buffer's end.
+	 */
+	__u64 len;
+	/* Out: bytes that are registered. */
+	__u64 bytes;
+	/*
+	 * Out: bytes that the exporter must show in its BAR: the whole dma-buf. 0 when
+	 * the call did not get that far.
+	 */
+	__u64 bar_requested;
+	/* Out: bytes of the BAR that are free; all ones: not known. */
+	__u64 bar_free;
+	/*
+	 * Out: bytes of the function's largest memory BAR. 0 when the call did not get
+	 * that far.
+	 */
+	__u64 bar_total;
+	/* Out: contiguous runs that the part consists of. */
+	__u32 runs;
+	/* Out: PCI domain of the provider. */
+	__u32 provider_domain;
+	/* Out: bus << 8 | device << 3 | function of the provider. */
+	__u32 provider_devid;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
 };
 
 /*
@@ -426,15 +620,26 @@ struct vramio_probe {
 	/* Out: alignment of file offset and length, bytes; 0: not known. */
 	__u32 offset_align;
 	/*
-	 * Out: P2PDMA distance between the two devices, -1: none or not known.
+	 * Out: P2PDMA distance between the two devices, -1: none or not known. With
+	 * several devices below the file, the largest.
 	 */
 	__s32 distance;
-	/* Out: PCI domain of the target's device; all ones: none. */
+	/*
+	 * Out: PCI domain of the target's device, of several the first one or the one
+	 * that a refusal is due to; all ones: none.
+	 */
 	__u32 target_domain;
 	/* Out: bus << 8 | device << 3 | function of the target's device. */
 	__u32 target_devid;
 	/* Must be 0. */
 	__u32 reserved;
+	/*
+	 * Out: what a refusal is due to: the name of a block device, the address
+	 * of a PCI bridge, or the name of a file system; padded with NUL bytes, the
+	 * last byte always is one. Empty when there is nothing to name. Since version
+	 * 2; a caller with the structure of version 1 does not get it.
+	 */
+	__u8 component[32];
 };
 
 /*
@@ -481,8 +686,9 @@ struct vramio_batch {
  * not cover, in units of 512, rounded up.
  *
  * At most 256 requests of one open file are in flight. A further one waits in io_uring's
- * worker threads for its turn. Cancelling a request ends it after the part that it is
- * at (vramio_info.part_bytes): a drive's command cannot be called back.
+ * worker threads for its turn. A request cannot be cancelled: a drive's command
+ * cannot be called back. When the task that issued it dies, it ends after the part that
+ * it is at (vramio_info.part_bytes).
  */
 struct vramio_uring {
 	/* Must be 0. */
@@ -503,6 +709,50 @@ struct vramio_uring {
 	__u64 len;
 	/* Must be 0. */
 	__u64 reserved2[5];
+};
+
+/*
+ * Counters. Each is exact; together they are no snapshot.
+ *
+ * Errors: EINVAL (unknown scope), ENODEV (no registration was ever made of the
+ * provider's memory).
+ */
+struct vramio_stats {
+	/* Size of this structure, bytes. */
+	__u32 size;
+	/* Must be 0. */
+	__u32 flags;
+	/* Whose counters: VRAMIO_STATS_*. */
+	__u32 scope;
+	/* PCI domain of the provider; ignored for another scope. */
+	__u32 provider_domain;
+	/* bus << 8 | device << 3 | function of the provider; as above. */
+	__u32 provider_devid;
+	/* Out: enum vramio_reason of a failure, else 0. */
+	__u32 reason;
+	/*
+	 * Out: requests that moved data or were at the end of the file: reads, writes.
+	 */
+	__u64 requests[2];
+	/* Out: bytes that they moved: by reads, by writes. */
+	__u64 bytes[2];
+	/* Out: of those, bytes that the CPU moved (vramio_io.uncovered). */
+	__u64 uncovered;
+	/* Out: requests that are under way. */
+	__u64 in_flight;
+	/* Out: requests by enum vramio_certainty. */
+	__u64 certainty[4];
+	/*
+	 * Out: requests by the time that they took: at index i those of 2^i ns and more,
+	 * but less than 2^(i+1) ns; the last also counts all that took longer. The first
+	 * 32 are reads, the others are writes. Requests that failed are counted, too.
+	 */
+	__u64 latency[64];
+	/*
+	 * Out: refusals, failures and results below VRAMIO_CERTAINTY_CONSISTENT, by
+	 * enum vramio_reason.
+	 */
+	__u64 reasons[128];
 };
 
 #endif /* _UAPI_LINUX_VRAMIO_H */

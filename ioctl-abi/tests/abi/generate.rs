@@ -142,6 +142,7 @@ fn member(text: &str) -> String {
         ("uint32_t ", "__u32 "),
         ("int32_t ", "__s32 "),
         ("uint64_t ", "__u64 "),
+        ("uint8_t ", "__u8 "),
     ] {
         if let Some(rest) = text.strip_prefix(from) {
             return format!("{to}{rest}");

@@ -85,6 +85,30 @@ fn facts() -> Vec<Fact> {
             provider_devid,
             reason,
             reserved,
+            limit,
+        ]
+    );
+    structure!(
+        facts,
+        VramioRegisterDmabuf,
+        "vramio_register_dmabuf",
+        [
+            size,
+            flags,
+            fd,
+            domain,
+            devid,
+            id,
+            offset,
+            len,
+            bytes,
+            bar_requested,
+            bar_free,
+            bar_total,
+            runs,
+            provider_domain,
+            provider_devid,
+            reason,
         ]
     );
     structure!(
@@ -138,21 +162,34 @@ fn facts() -> Vec<Fact> {
             target_domain,
             target_devid,
             reserved,
+            component,
+        ]
+    );
+    structure!(
+        facts,
+        VramioStats,
+        "vramio_stats",
+        [
+            size,
+            flags,
+            scope,
+            provider_domain,
+            provider_devid,
+            reason,
+            requests,
+            bytes,
+            uncovered,
+            in_flight,
+            certainty,
+            latency,
+            reasons,
         ]
     );
     structure!(
         facts,
         VramioBatch,
         "vramio_batch",
-        [
-            size,
-            flags,
-            entries,
-            count,
-            entry_size,
-            done,
-            reason,
-        ]
+        [size, flags, entries, count, entry_size, done, reason,]
     );
     structure!(
         facts,
@@ -184,8 +221,14 @@ fn facts() -> Vec<Fact> {
             VRAMIO_BATCH_MAX,
             VRAMIO_IOC_READ,
             VRAMIO_IOC_WRITE,
+            VRAMIO_IOC_REGISTER_DMABUF,
+            VRAMIO_IOC_STATS,
+            VRAMIO_STATS_MODULE,
+            VRAMIO_STATS_OPEN,
+            VRAMIO_STATS_PROVIDER,
             VRAMIO_ABI_VERSION,
             VRAMIO_FEATURE_USER_MAPPING,
+            VRAMIO_FEATURE_DMABUF,
             VRAMIO_PROBE_WRITE,
         ]
     );
@@ -296,15 +339,20 @@ fn no_structure_has_padding() {
         }
     }
     assert_eq!(size, members, "padding in the last structure");
-    assert_eq!(structures, 7);
+    assert_eq!(structures, 9);
 }
 
 /// The test GPU's ABI has no header; user space and module share the Rust, so
 /// only its sizes can go wrong.
 #[test]
 fn the_mock_gpu_structures_have_no_padding() {
-    use abi::mockgpu::{MockgpuAlloc, MockgpuFree, MockgpuInfo};
+    use abi::mockgpu::{
+        MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
+    };
     assert_eq!(size_of::<MockgpuInfo>(), 4 + 4 + 8 + 8 + 4 + 4);
     assert_eq!(size_of::<MockgpuAlloc>(), 4 + 4 + 8 + 8);
     assert_eq!(size_of::<MockgpuFree>(), 4 + 4 + 8);
+    assert_eq!(size_of::<MockgpuExport>(), 4 + 4 + 8 + 4 + 4);
+    assert_eq!(size_of::<MockgpuMove>(), 4 + 4 + 4 + 4 + 8);
+    assert_eq!(size_of::<MockgpuPlace>(), 4 + 4 + 8 + 8 + 8 + 8);
 }

@@ -8,6 +8,7 @@ mod make;
 mod ops;
 mod port;
 mod router;
+mod uring;
 mod worker;
 
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, make};
+use crate::{extents, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -66,6 +66,13 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         Op::StealFd { pid, fd } => steal_fd(pid, fd).and_then(to_value),
         Op::Munmap { addr, len } => munmap(addr, len).and_then(to_value),
         Op::Peek { addr, len } => to_value(peek(addr, len)),
+        Op::Poke { addr, bytes } => {
+            poke(addr, &bytes);
+            to_value(())
+        }
+        Op::Uring(plan) => uring::run(&plan)
+            .map_err(|error| failed("io_uring", &error))
+            .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),
         Op::Mount {
@@ -304,6 +311,13 @@ fn peek(addr: u64, len: u64) -> Vec<u8> {
         // worker dies, which is what the test asks for.
         .map(|at| unsafe { std::ptr::read_volatile(at as *const u8) })
         .collect()
+}
+
+fn poke(addr: u64, bytes: &[u8]) {
+    for (at, byte) in (addr..).zip(bytes) {
+        // SAFETY: as in `peek`.
+        unsafe { std::ptr::write_volatile(at as *mut u8, *byte) };
+    }
 }
 
 fn ioctl(fd: RawFd, command: u32, mut arg: Vec<u8>) -> IoctlResult {

@@ -201,6 +201,17 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Stores bytes in the worker's memory → nothing. The worker dies of it if
+    /// there is none.
+    Poke {
+        /// Address in the worker.
+        addr: u64,
+        /// What.
+        bytes: Vec<u8>,
+    },
+    /// Runs commands on an io_uring of its own, and closes it → a list of
+    /// [`UringDone`], one for each request.
+    Uring(UringPlan),
     /// `ioctl(2)` with a pointer to a copy of `arg` → [`IoctlResult`].
     Ioctl {
         /// The descriptor.
@@ -241,6 +252,60 @@ pub enum Op {
     Sync,
     /// Writes everything back and empties the page cache → nothing.
     DropCaches,
+}
+
+/// Commands for an io_uring (`IORING_OP_URING_CMD`), whose completions have 32
+/// bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UringPlan {
+    /// The descriptor that the commands are for.
+    pub fd: i32,
+    /// How the ring is made.
+    pub ring: Ring,
+    /// Whether the descriptor is registered with the ring, and named by its
+    /// number there.
+    pub fixed: bool,
+    /// Most commands in flight.
+    pub depth: u32,
+    /// Closes the ring so many milliseconds after as many commands were submitted
+    /// as `depth` says. No results come back then.
+    pub abandon: Option<u64>,
+    /// The commands, in the order of their submission.
+    pub requests: Vec<UringRequest>,
+}
+
+/// How a ring is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ring {
+    /// With submission entries of 128 bytes.
+    Plain,
+    /// The same, with a thread in the kernel that submits (`SQPOLL`).
+    SubmissionThread,
+    /// The same, with task work that runs when the task waits
+    /// (`SINGLE_ISSUER` and `DEFER_TASKRUN`).
+    DeferTaskrun,
+    /// With submission entries of 64 bytes: a command has 16 bytes.
+    SmallEntries,
+}
+
+/// One command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UringRequest {
+    /// `cmd_op`.
+    pub op: u32,
+    /// `IOSQE_*`, without `IOSQE_FIXED_FILE`.
+    pub flags: u8,
+    /// The command's own bytes, at most 80.
+    pub command: Vec<u8>,
+}
+
+/// A command's completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UringDone {
+    /// `res`.
+    pub result: i32,
+    /// `big_cqe[0]`.
+    pub extra: u64,
 }
 
 /// How a program ended.

@@ -2,7 +2,11 @@
 
 //! The cases, by what they are about.
 
+mod async_end;
+mod async_io;
+mod async_refuse;
 mod cli;
+mod dmabuf;
 mod frame;
 mod process;
 mod read;
@@ -20,6 +24,10 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        dmabuf::cases(),
+        async_io::cases(),
+        async_refuse::cases(),
+        async_end::cases(),
         process::cases(),
         cli::cases(),
     ]

@@ -4,6 +4,7 @@
 //! machine. One machine serves many cases; each case gets a process of its own
 //! in the guest. Arguments are those of Rust's own test runner, and a few more.
 
+mod bulk;
 mod cases;
 mod context;
 mod filesystem;

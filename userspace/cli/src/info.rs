@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::output;
 
 /// The names of `VRAMIO_FEATURE_*`, by bit.
-const FEATURES: [&str; 1] = ["user-mapping"];
+const FEATURES: [&str; 4] = ["user-mapping", "batch", "io-uring", "dma-buf"];
 
 /// Runs the command.
 pub fn main(args: &InfoArgs) -> ExitCode {

@@ -3,7 +3,7 @@
 //! GPU memory that is registered with the module.
 
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use vramio_abi::Reason;
@@ -16,20 +16,39 @@ use crate::outcome::{Direction, Outcome, Verdict};
 use crate::pci::PciAddress;
 use crate::process::Owner;
 
-/// A registered range of GPU memory. The registration ends with it.
+/// A registered range of GPU memory, mapped or in a dma-buf. The registration ends
+/// with it.
 ///
-/// It holds on to the memory, which so outlives the registration, and to the
-/// device. Offsets count from the start of the registered range.
+/// It holds on to mapped memory, which so outlives the registration, and to the
+/// device. (The module holds on to a dma-buf.) Offsets count from the start of the
+/// registered range.
 #[derive(Debug)]
 pub struct Buffer {
     device: Device,
-    memory: Arc<dyn GpuMemory>,
+    memory: Memory,
     range: Range<u64>,
     id: u32,
     runs: u32,
     provider: Option<PciAddress>,
     owner: Owner,
     registered: bool,
+}
+
+/// What is registered.
+#[derive(Debug)]
+enum Memory {
+    Mapped(Arc<dyn GpuMemory>),
+    /// A dma-buf by name; the module holds on to it.
+    DmaBuf(String),
+}
+
+impl Memory {
+    fn description(&self) -> &str {
+        match self {
+            Memory::Mapped(memory) => memory.description(),
+            Memory::DmaBuf(name) => name,
+        }
+    }
 }
 
 impl Buffer {
@@ -53,8 +72,41 @@ impl Buffer {
         })?;
         Ok(Buffer {
             device,
-            memory,
+            memory: Memory::Mapped(memory),
             range,
+            id: registration.id,
+            runs: registration.runs,
+            provider: PciAddress::from_abi(
+                registration.provider_domain,
+                registration.provider_devid,
+            ),
+            owner: Owner::current(),
+            registered: true,
+        })
+    }
+
+    pub(crate) fn register_dmabuf(
+        device: Device,
+        dmabuf: BorrowedFd<'_>,
+        gpu: PciAddress,
+        range: Option<&Range<u64>>,
+    ) -> Result<Self, Error> {
+        let name = kmod::dmabuf_name(dmabuf, gpu);
+        let (offset, len) = match range {
+            // 0 means up to the end.
+            None => (0, 0),
+            Some(range) if range.start < range.end => (range.start, range.end - range.start),
+            Some(range) => {
+                return Err(Error::new(Operation::Register, name)
+                    .with_range(range.start, 0)
+                    .with_reason(Reason::EmptyRange));
+            }
+        };
+        let registration = kmod::register_dmabuf(device.as_fd(), dmabuf, gpu, offset, len)?;
+        Ok(Buffer {
+            device,
+            memory: Memory::DmaBuf(name),
+            range: offset..offset + registration.bytes,
             id: registration.id,
             runs: registration.runs,
             provider: PciAddress::from_abi(
@@ -90,12 +142,16 @@ impl Buffer {
         self.range.end - self.range.start
     }
 
-    /// The memory, of which [`range`](Self::range) is registered.
-    pub fn memory(&self) -> &Arc<dyn GpuMemory> {
-        &self.memory
+    /// The mapped memory, of which [`range`](Self::range) is registered; `None` for a
+    /// dma-buf.
+    pub fn memory(&self) -> Option<&Arc<dyn GpuMemory>> {
+        match &self.memory {
+            Memory::Mapped(memory) => Some(memory),
+            Memory::DmaBuf(_) => None,
+        }
     }
 
-    /// What of the memory is registered, bytes.
+    /// What of the memory, or of the dma-buf, is registered, bytes.
     pub fn range(&self) -> Range<u64> {
         self.range.clone()
     }

@@ -17,6 +17,7 @@ use crate::engine::kmod::{self, Refusal};
 use crate::error::{Error, Explanation, Operation};
 use crate::gpu::GpuMemory;
 use crate::outcome::{Direction, Verdict};
+use crate::pci::PciAddress;
 
 /// Where the module puts its node.
 const NODE: &str = "/dev/vramio";
@@ -147,6 +148,39 @@ impl Device {
         range: Range<u64>,
     ) -> Result<Buffer, Error> {
         Buffer::register(self.clone(), memory, range)
+    }
+
+    /// Registers all of a dma-buf that the driver of `gpu` exports. The descriptor may be
+    /// closed afterwards.
+    ///
+    /// The buffer must be GPU memory that peers can reach: one that is in host memory,
+    /// even partly, is refused. The exporter may end the registration by moving the
+    /// memory; requests then fail with [`Reason::DmabufMoved`], and it can be registered
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// The module's, among them [`Reason::DmabufNoPeer2peer`], [`Reason::DmabufInRam`],
+    /// [`Reason::WrongDevice`], [`Reason::NoPgmap`], and [`Reason::BarFull`] with
+    /// [`Error::bar`].
+    pub fn register_dmabuf(&self, dmabuf: impl AsFd, gpu: PciAddress) -> Result<Buffer, Error> {
+        Buffer::register_dmabuf(self.clone(), dmabuf.as_fd(), gpu, None)
+    }
+
+    /// Registers a range, in bytes, of a dma-buf. Its ends are multiples of
+    /// [`Info::registration_align`].
+    ///
+    /// # Errors
+    ///
+    /// As [`register_dmabuf`](Self::register_dmabuf); [`Reason::OutOfRange`] if the range
+    /// is not inside the dma-buf.
+    pub fn register_dmabuf_range(
+        &self,
+        dmabuf: impl AsFd,
+        gpu: PciAddress,
+        range: Range<u64>,
+    ) -> Result<Buffer, Error> {
+        Buffer::register_dmabuf(self.clone(), dmabuf.as_fd(), gpu, Some(&range))
     }
 
     /// Asks whether requests on a file could go direct, as far as the file alone

@@ -33,6 +33,12 @@ pub enum Operation {
     Alloc,
     /// Mapping GPU memory.
     Map,
+    /// Exporting GPU memory as a dma-buf.
+    Export,
+    /// Moving GPU memory.
+    Move,
+    /// Freeing GPU memory.
+    Free,
 }
 
 impl From<Direction> for Operation {
@@ -56,6 +62,9 @@ impl fmt::Display for Operation {
             Operation::Write => "write",
             Operation::Alloc => "alloc",
             Operation::Map => "map",
+            Operation::Export => "export",
+            Operation::Move => "move",
+            Operation::Free => "free",
         })
     }
 }
@@ -82,7 +91,32 @@ pub struct Error {
     pub errno: Option<Errno>,
     /// Why; [`Reason::None`] when nothing but errno is known.
     pub reason: Code<Reason>,
+    /// The room in the GPU's BAR, with [`Reason::BarFull`].
+    pub bar: Option<Box<BarRoom>>,
     explanation: Option<&'static Explanation>,
+}
+
+/// What a GPU must show in its BAR, and what it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BarRoom {
+    /// Bytes that were to be shown.
+    pub requested: u64,
+    /// Bytes that are free, if the driver tells.
+    pub free: Option<u64>,
+    /// Bytes of the BAR.
+    pub total: u64,
+}
+
+impl fmt::Display for BarRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "requested {}, ", self.requested)?;
+        match self.free {
+            Some(free) => write!(f, "free {free}, ")?,
+            None => f.write_str("free not known, ")?,
+        }
+        write!(f, "total {} bytes", self.total)
+    }
 }
 
 /// What to say where there is no reason, or where more is known than it says.
@@ -104,6 +138,7 @@ impl Error {
             len: None,
             errno: None,
             reason: Reason::None.into(),
+            bar: None,
             explanation: None,
         }
     }
@@ -140,6 +175,13 @@ impl Error {
     pub(crate) fn with_len(self, len: u64) -> Self {
         Error {
             len: Some(len),
+            ..self
+        }
+    }
+
+    pub(crate) fn with_bar(self, bar: BarRoom) -> Self {
+        Error {
+            bar: Some(Box::new(bar)),
             ..self
         }
     }
@@ -185,6 +227,9 @@ impl Error {
         }
 
         line.push_str(&format!(": {}", self.sentence()));
+        if let Some(bar) = &self.bar {
+            line.push_str(&format!(": {bar}"));
+        }
         let reason = (self.reason != Reason::None).then(|| self.reason.to_string());
         // The name of the constant, such as EINVAL.
         let errno = self.errno.map(|errno| format!("{errno:?}"));
@@ -238,6 +283,26 @@ mod tests {
             "read /data/a at offset 100, buffer offset 8192, length 4096: \
              the file offset is not a multiple of the target's alignment \
              (unaligned-offset, EINVAL); fix: align it to the probe's offset_align"
+        );
+    }
+
+    #[test]
+    fn a_full_bar_comes_with_its_figures() {
+        let error = Error::new(Operation::Register, "dma-buf /dmabuf: of 0000:04:00.0")
+            .with_range(0, 8192)
+            .with_errno(Errno::ENOSPC)
+            .with_reason(Reason::BarFull)
+            .with_bar(BarRoom {
+                requested: 8192,
+                free: None,
+                total: 4096,
+            });
+        assert_eq!(
+            error.to_string(),
+            "register dma-buf /dmabuf: of 0000:04:00.0 at offset 0, length 8192: \
+             the GPU's driver has no room to show the whole dma-buf in its BAR: \
+             requested 8192, free not known, total 4096 bytes (bar-full, ENOSPC); \
+             fix: use a smaller buffer, free others, or enable a resizable BAR as large as the memory"
         );
     }
 

@@ -37,6 +37,8 @@ impl<T> Request<T> {
 
 pub(crate) const INFO: Request<abi::VramioInfo> = Request::new(abi::VRAMIO_IOC_INFO);
 pub(crate) const REGISTER: Request<abi::VramioRegister> = Request::new(abi::VRAMIO_IOC_REGISTER);
+pub(crate) const REGISTER_DMABUF: Request<abi::VramioRegisterDmabuf> =
+    Request::new(abi::VRAMIO_IOC_REGISTER_DMABUF);
 pub(crate) const UNREGISTER: Request<abi::VramioUnregister> =
     Request::new(abi::VRAMIO_IOC_UNREGISTER);
 pub(crate) const PROBE: Request<abi::VramioProbe> = Request::new(abi::VRAMIO_IOC_PROBE);
@@ -49,6 +51,12 @@ pub(crate) const MOCKGPU_ALLOC: Request<mockgpu::MockgpuAlloc> =
     Request::new(mockgpu::MOCKGPU_IOC_ALLOC);
 pub(crate) const MOCKGPU_FREE: Request<mockgpu::MockgpuFree> =
     Request::new(mockgpu::MOCKGPU_IOC_FREE);
+pub(crate) const MOCKGPU_EXPORT: Request<mockgpu::MockgpuExport> =
+    Request::new(mockgpu::MOCKGPU_IOC_EXPORT);
+pub(crate) const MOCKGPU_MOVE: Request<mockgpu::MockgpuMove> =
+    Request::new(mockgpu::MOCKGPU_IOC_MOVE);
+pub(crate) const MOCKGPU_PLACE: Request<mockgpu::MockgpuPlace> =
+    Request::new(mockgpu::MOCKGPU_IOC_PLACE);
 
 macro_rules! argument {
     ($($name:path),* $(,)?) => {
@@ -67,12 +75,16 @@ macro_rules! argument {
 argument!(
     abi::VramioInfo,
     abi::VramioRegister,
+    abi::VramioRegisterDmabuf,
     abi::VramioUnregister,
     abi::VramioProbe,
     abi::VramioIo,
     mockgpu::MockgpuInfo,
     mockgpu::MockgpuAlloc,
     mockgpu::MockgpuFree,
+    mockgpu::MockgpuExport,
+    mockgpu::MockgpuMove,
+    mockgpu::MockgpuPlace,
 );
 
 /// The size of a structure, for its first member.

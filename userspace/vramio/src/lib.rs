@@ -27,6 +27,9 @@
 //! # }
 //! ```
 //!
+//! A buffer can also be a dma-buf that the GPU's driver exports, whoever made it
+//! (CUDA, ROCm, Level Zero, DRM): [`Device::register_dmabuf`].
+//!
 //! # Rules
 //!
 //! * Offsets and lengths are bytes, and multiples of the alignments that
@@ -53,7 +56,7 @@ mod process;
 pub use buffer::Buffer;
 pub use code::{Code, Coded};
 pub use device::{Device, Info};
-pub use error::{Error, Operation};
+pub use error::{BarRoom, Error, Operation};
 pub use nix::errno::Errno;
 pub use outcome::{Direction, Outcome, Verdict};
 pub use pci::PciAddress;

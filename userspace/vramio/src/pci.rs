@@ -31,6 +31,12 @@ impl PciAddress {
             }
         })
     }
+
+    /// The address's function in the ABI's form; the inverse of
+    /// [`from_abi`](Self::from_abi).
+    pub(crate) fn devid(self) -> u32 {
+        u32::from(self.bus) << 8 | u32::from(self.device & 0x1f) << 3 | u32::from(self.function & 7)
+    }
 }
 
 impl fmt::Display for PciAddress {
@@ -61,6 +67,14 @@ mod tests {
             address.map(|a| a.to_string()).as_deref(),
             Some("10000:ff:00.0")
         );
+    }
+
+    #[test]
+    fn the_abi_form_comes_back() {
+        for devid in [0, 0x0400, 0xff_ff, 0x03 << 8 | 0x1f << 3 | 5] {
+            let address = PciAddress::from_abi(7, devid).expect("a domain");
+            assert_eq!((address.domain, address.devid()), (7, devid));
+        }
     }
 
     #[test]

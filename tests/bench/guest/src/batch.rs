@@ -65,6 +65,6 @@ impl Transfer for Batch {
     }
 
     fn memory(&self) -> Option<*mut u8> {
-        Some(self.buffer.memory().addr() as *mut u8)
+        Some(self.buffer.memory()?.addr() as *mut u8)
     }
 }

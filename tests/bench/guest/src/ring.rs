@@ -147,7 +147,9 @@ impl Request<squeue::Entry128, cqueue::Entry32> for Vramio {
     }
 
     fn memory(&self) -> *mut u8 {
-        self.buffer.memory().addr() as *mut u8
+        self.buffer
+            .memory()
+            .map_or(std::ptr::null_mut(), |memory| memory.addr() as *mut u8)
     }
 }
 

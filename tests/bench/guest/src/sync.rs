@@ -39,7 +39,7 @@ impl Transfer for Vramio {
     }
 
     fn memory(&self) -> Option<*mut u8> {
-        Some(self.buffer.memory().addr() as *mut u8)
+        Some(self.buffer.memory()?.addr() as *mut u8)
     }
 }
 

@@ -107,7 +107,7 @@ fn check(context: &mut Context<'_>) -> Result<()> {
         .make(&FilePlan::dense("/tmp/cli", 72, MIB))?;
     let refused = exec(context, &["vramio", "check", "/tmp/cli"])?;
     ensure!(
-        refused.exit == Exit::Code(1) && refused.stdout.contains("reason: file-system"),
+        refused.exit == Exit::Code(1) && refused.stdout.contains("reason: tmpfs"),
         "{refused:?}"
     );
     let missing = exec(context, &["vramio", "check", "/nowhere"])?;
@@ -123,7 +123,7 @@ fn refusals(context: &mut Context<'_>) -> Result<()> {
     let refused = exec(context, &["vramio", "cp", "/tmp/cli", "gpu:0"])?;
     ensure!(
         refused.exit == Exit::Code(1)
-            && refused.stderr.contains("file-system")
+            && refused.stderr.contains("tmpfs")
             && refused.stderr.contains("ext4"),
         "{refused:?}"
     );

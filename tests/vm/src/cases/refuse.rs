@@ -10,7 +10,7 @@ use crate::lane::Case;
 use anyhow::{anyhow, ensure, Context as _, Result};
 use libc::{E2BIG, EBADF, EFAULT, EINVAL, EISDIR, ENOENT, ENOTTY, EOPNOTSUPP, EOVERFLOW, ERANGE};
 use vramio_abi::{
-    Path, Reason, VramioInfo, VramioIo, VramioProbe, VRAMIO_IOC_INFO, VRAMIO_IOC_READ,
+    Certainty, Path, Reason, VramioInfo, VramioIo, VramioProbe, VRAMIO_IOC_INFO, VRAMIO_IOC_READ,
     VRAMIO_IOC_TYPE, VRAMIO_PROBE_WRITE,
 };
 use vramio_guest::file::FilePlan;
@@ -438,25 +438,18 @@ fn file_systems(context: &mut Context<'_>) -> Result<()> {
     session.make(&FilePlan::dense("/tmp/refuse", 52, MIB))?;
     session.make(&FilePlan::dense("/refuse", 52, MIB))?;
     let open = |path: &str, flags| session.open(path, flags);
+    let memory = expect(EOPNOTSUPP, Reason::Tmpfs);
     let unknown = expect(EOPNOTSUPP, Reason::FileSystem);
     let cases = [
-        ("tmpfs", open("/tmp/refuse", libc::O_RDWR)?, unknown),
+        ("tmpfs", open("/tmp/refuse", libc::O_RDWR)?, memory),
         (
             "tmpfs with O_DIRECT",
             open("/tmp/refuse", libc::O_RDWR | libc::O_DIRECT)?,
-            unknown,
+            memory,
         ),
-        ("the first root", open("/refuse", libc::O_RDWR)?, unknown),
-        (
-            "sysfs",
-            open("/sys/kernel/notes", libc::O_RDONLY)?,
-            expect(EOPNOTSUPP, Reason::NoDirectIo),
-        ),
-        (
-            "proc",
-            open("/proc/version", libc::O_RDONLY)?,
-            expect(EOPNOTSUPP, Reason::NoDirectIo),
-        ),
+        ("the first root", open("/refuse", libc::O_RDWR)?, memory),
+        ("sysfs", open("/sys/kernel/notes", libc::O_RDONLY)?, unknown),
+        ("proc", open("/proc/version", libc::O_RDONLY)?, unknown),
     ];
     for (what, fd, expected) in cases {
         setup.refused(what, Way::Read, setup.request(fd), expected)?;
@@ -481,7 +474,7 @@ fn journalled_data(context: &mut Context<'_>) -> Result<()> {
                 "journalled data",
                 way,
                 setup.request(fd),
-                expect(EOPNOTSUPP, Reason::DioAlignZero),
+                expect(EOPNOTSUPP, Reason::DataJournal),
             )?;
         }
         session.close(fd)?;
@@ -510,7 +503,7 @@ fn loop_device(context: &mut Context<'_>) -> Result<()> {
             path,
             Way::Read,
             setup.request(fd),
-            expect(EOPNOTSUPP, Reason::QueueNoP2pdma),
+            expect(EOPNOTSUPP, Reason::LoopDevice),
         )?;
         session.close(fd)?;
     }
@@ -520,22 +513,20 @@ fn loop_device(context: &mut Context<'_>) -> Result<()> {
     setup.untouched()
 }
 
-/// Device mapper on the raw disk.
+/// Device mapper on the raw disk: a target that passes pages on is taken, and read
+/// right; any other is refused, also when it replaces the first below an open file.
 fn device_mapper(context: &mut Context<'_>) -> Result<()> {
     let setup = Setup::new(context)?;
     let session = setup.session();
     let disk = setup.context.vm.device(fleet::RAW)?;
     session.run(&["modprobe", "dm_mod"])?;
-    let table = format!("0 65536 linear {disk} 0");
-    session.run(&[
-        "dmsetup",
-        "create",
-        "refuse",
-        "--noudevsync",
-        "--noudevrules",
-        "--table",
-        &table,
-    ])?;
+    let dmsetup = |arguments: &[&str]| {
+        let mut command = vec!["dmsetup", "--noudevsync", "--noudevrules"];
+        command.extend(arguments);
+        session.run(&command)
+    };
+    let linear = format!("0 65536 linear {disk} 8");
+    dmsetup(&["create", "vramio", "--table", &linear])?;
     let found = session
         .call::<Vec<String>>(Op::List {
             path: "/sys/block".to_owned(),
@@ -544,16 +535,37 @@ fn device_mapper(context: &mut Context<'_>) -> Result<()> {
         .find(|name| name.starts_with("dm-"))
         .context("there is no device mapper disk")?;
     let fd = session.open(&format!("/dev/{found}"), libc::O_RDWR)?;
+
+    let content = vramio_guest::pattern::bytes(57, 0, PAGE as usize);
+    setup
+        .context
+        .vm
+        .image(fleet::RAW)?
+        .write(8 * 512, &content)?;
+    let answer = setup.buffer.device.read(setup.request(fd))?;
+    let out = answer.ok(|out| out.reason)?;
+    ensure!(
+        (out.bytes, out.certainty) == (PAGE, Certainty::Consistent as u32),
+        "{out:?}"
+    );
+    let memory = setup.context.vm.vram.read(setup.buffer.offset, PAGE)?;
+    ensure!(memory == content, "the GPU's memory is not the disk's");
+    let range = setup.buffer.offset..setup.buffer.offset + PAGE;
+    setup.context.vm.vram.poison(&range)?;
+
+    dmsetup(&["suspend", "vramio"])?;
+    dmsetup(&["load", "vramio", "--table", "0 65536 error"])?;
+    dmsetup(&["resume", "vramio"])?;
     for way in [Way::Read, Way::Write] {
         setup.refused(
-            "dm linear",
+            "dm error",
             way,
             setup.request(fd),
-            expect(EOPNOTSUPP, Reason::QueueNoP2pdma),
+            expect(EOPNOTSUPP, Reason::DmTarget),
         )?;
     }
     session.close(fd)?;
-    session.run(&["dmsetup", "remove", "--noudevsync", "refuse"])?;
+    dmsetup(&["remove", "vramio"])?;
     setup.untouched()
 }
 
@@ -569,7 +581,7 @@ fn distance(context: &mut Context<'_>) -> Result<()> {
                 &path,
                 way,
                 setup.request(fd),
-                expect(EOPNOTSUPP, Reason::P2pDistance),
+                expect(EOPNOTSUPP, Reason::HostBridge),
             )?;
         }
     }

@@ -7,13 +7,15 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
 use vramio_abi::{
-    Reason, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioUnregister, VRAMIO_PROBE_WRITE,
+    Reason, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
+    VramioUnregister, VRAMIO_PROBE_WRITE,
 };
 
 use crate::code::Code;
-use crate::error::{descriptor_name, Error, Operation};
+use crate::error::{descriptor_name, BarRoom, Error, Operation};
 use crate::ioctl::{self, size_of};
 use crate::outcome::{Direction, Outcome, Verdict};
+use crate::pci::PciAddress;
 
 /// A piece of a file and the piece of a registration that belongs to it.
 #[derive(Clone, Copy, Debug)]
@@ -123,6 +125,48 @@ pub(crate) fn register(
     }
 }
 
+/// Registers `len` bytes at `offset` of a dma-buf that `gpu` exports; a `len` of 0
+/// means up to its end.
+pub(crate) fn register_dmabuf(
+    device: BorrowedFd<'_>,
+    dmabuf: BorrowedFd<'_>,
+    gpu: PciAddress,
+    offset: u64,
+    len: u64,
+) -> Result<VramioRegisterDmabuf, Error> {
+    let mut register = VramioRegisterDmabuf {
+        size: size_of::<VramioRegisterDmabuf>(),
+        fd: dmabuf.as_raw_fd(),
+        domain: gpu.domain,
+        devid: gpu.devid(),
+        offset,
+        len,
+        ..VramioRegisterDmabuf::default()
+    };
+    ioctl::call(device, &ioctl::REGISTER_DMABUF, &mut register)
+        .map_err(|errno| dmabuf_error(errno, &register, &dmabuf_name(dmabuf, gpu)))?;
+    Ok(register)
+}
+
+/// A name for a dma-buf in an error.
+pub(crate) fn dmabuf_name(dmabuf: BorrowedFd<'_>, gpu: PciAddress) -> String {
+    format!("dma-buf {} of {gpu}", descriptor_name(dmabuf))
+}
+
+fn dmabuf_error(errno: Errno, register: &VramioRegisterDmabuf, name: &str) -> Error {
+    let error = Refusal::new(errno, register.reason)
+        .into_error(Operation::Register, name)
+        .with_range(register.offset, register.len);
+    if error.reason != Reason::BarFull {
+        return error;
+    }
+    error.with_bar(BarRoom {
+        requested: register.bar_requested,
+        free: (register.bar_free != u64::MAX).then_some(register.bar_free),
+        total: register.bar_total,
+    })
+}
+
 /// Ends a registration.
 pub(crate) fn unregister(device: BorrowedFd<'_>, id: u32) -> Result<(), Refusal> {
     let mut unregister = VramioUnregister {
@@ -196,7 +240,7 @@ mod tests {
         assert_eq!(
             probe,
             VramioProbe {
-                size: 80,
+                size: 112,
                 flags: VRAMIO_PROBE_WRITE,
                 fd: file.as_raw_fd(),
                 buffer: 3,
@@ -207,6 +251,33 @@ mod tests {
             }
         );
         assert_eq!(request(&file, Direction::Read).probe().flags, 0);
+    }
+
+    #[test]
+    fn only_a_full_bar_has_figures() {
+        let mut register = VramioRegisterDmabuf {
+            offset: 4096,
+            len: 8192,
+            bar_requested: 1 << 20,
+            bar_free: u64::MAX,
+            bar_total: 1 << 16,
+            reason: Reason::DmabufInRam as u32,
+            ..VramioRegisterDmabuf::default()
+        };
+        let error = dmabuf_error(Errno::EOPNOTSUPP, &register, "it");
+        assert_eq!(error.reason, Reason::DmabufInRam);
+        assert_eq!((error.offset, error.len), (Some(4096), Some(8192)));
+        assert_eq!(error.bar, None);
+        register.reason = Reason::BarFull as u32;
+        let bar = dmabuf_error(Errno::ENOSPC, &register, "it").bar;
+        let bar = bar.expect("figures");
+        assert_eq!(
+            (bar.requested, bar.free, bar.total),
+            (1 << 20, None, 1 << 16)
+        );
+        register.bar_free = 0;
+        let bar = dmabuf_error(Errno::ENOSPC, &register, "it").bar;
+        assert_eq!(bar.and_then(|bar| bar.free), Some(0));
     }
 
     #[test]

@@ -5,14 +5,16 @@
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
-use vramio_abi::mockgpu::{MockgpuAlloc, MockgpuFree, MockgpuInfo};
+use vramio_abi::mockgpu::{
+    self, MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
+};
 use vramio_abi::Reason;
 
 use super::GpuMemory;
@@ -143,8 +145,22 @@ impl MockGpu {
     ///
     /// The length is bad, or there is no room.
     pub fn alloc(&self, size: u64) -> Result<MockMemory, Error> {
+        self.alloc_with(size, 0)
+    }
+
+    /// As [`alloc`](Self::alloc), but of pages no two of which are neighbours.
+    ///
+    /// # Errors
+    ///
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_scattered(&self, size: u64) -> Result<MockMemory, Error> {
+        self.alloc_with(size, mockgpu::MOCKGPU_ALLOC_SCATTERED)
+    }
+
+    fn alloc_with(&self, size: u64, flags: u32) -> Result<MockMemory, Error> {
         let mut alloc = MockgpuAlloc {
             size: size_of::<MockgpuAlloc>(),
+            flags,
             len: size,
             ..MockgpuAlloc::default()
         };
@@ -162,6 +178,7 @@ impl MockGpu {
         let allocation = Allocation {
             gpu: self.clone(),
             offset: alloc.offset,
+            freed: false,
         };
         let mapping = Mapping::new(&allocation, size).map_err(|errno| {
             Error::new(Operation::Map, &self.node.path)
@@ -169,7 +186,7 @@ impl MockGpu {
                 .with_errno(errno)
         })?;
         Ok(MockMemory {
-            description: format!("{} memory at {:#x}", self.node.path, alloc.offset),
+            description: description(self, alloc.offset),
             mapping,
             allocation,
         })
@@ -191,10 +208,152 @@ pub struct MockMemory {
     allocation: Allocation,
 }
 
+fn description(gpu: &MockGpu, offset: u64) -> String {
+    format!("{} memory at {offset:#x}", gpu.node.path)
+}
+
+/// How a dma-buf of the test GPU behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MockExport {
+    /// Can be pinned, and is not moved while it is.
+    Pinned,
+    /// Cannot be pinned; may be moved at any time.
+    Movable,
+    /// As NVIDIA's: cannot be pinned, is never moved.
+    Static,
+    /// Misbehaves: is in host memory.
+    Ram,
+    /// Misbehaves: its second half is in host memory.
+    HalfRam,
+    /// Misbehaves: is in host memory from the second mapping on, and tells nobody.
+    SneaksAway,
+    /// Lets no peer reach it.
+    NoPeer2peer,
+    /// Is more than the BAR can show.
+    Hidden,
+    /// Misbehaves: is mapped 512 bytes off.
+    Unaligned,
+    /// Misbehaves: is mapped to the device's registers, and beyond.
+    Registers,
+    /// Is in a part of the BAR without P2PDMA pages (module parameter `tail_mib`).
+    NoPages,
+    /// Misbehaves: only its first page is mapped.
+    Short,
+}
+
+impl MockExport {
+    fn raw(self) -> u32 {
+        match self {
+            MockExport::Pinned => mockgpu::MOCKGPU_KIND_PINNED,
+            MockExport::Movable => mockgpu::MOCKGPU_KIND_MOVABLE,
+            MockExport::Static => mockgpu::MOCKGPU_KIND_STATIC,
+            MockExport::Ram => mockgpu::MOCKGPU_KIND_RAM,
+            MockExport::HalfRam => mockgpu::MOCKGPU_KIND_HALF_RAM,
+            MockExport::SneaksAway => mockgpu::MOCKGPU_KIND_SNEAKS_AWAY,
+            MockExport::NoPeer2peer => mockgpu::MOCKGPU_KIND_NO_PEER2PEER,
+            MockExport::Hidden => mockgpu::MOCKGPU_KIND_HIDDEN,
+            MockExport::Unaligned => mockgpu::MOCKGPU_KIND_UNALIGNED,
+            MockExport::Registers => mockgpu::MOCKGPU_KIND_REGISTERS,
+            MockExport::NoPages => mockgpu::MOCKGPU_KIND_NO_PAGES,
+            MockExport::Short => mockgpu::MOCKGPU_KIND_SHORT,
+        }
+    }
+}
+
+/// Whose addresses an exporter hands out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MockAddresses {
+    /// The bus's, where the importer can use them, as vfio does.
+    Bus,
+    /// Those of the importer's IOMMU, as amdgpu does.
+    Iommu,
+}
+
 impl MockMemory {
-    /// Where it lies in the GPU's memory, bytes.
+    /// Where it lies in the GPU's memory, bytes; for scattered memory, a number beyond.
     pub fn offset(&self) -> u64 {
         self.allocation.offset
+    }
+
+    /// Exports it as a dma-buf. The memory stays as long as the dma-buf.
+    ///
+    /// # Errors
+    ///
+    /// The device is gone, or there is no memory or descriptor.
+    pub fn export(&self, kind: MockExport, addresses: MockAddresses) -> Result<OwnedFd, Error> {
+        let mut export = MockgpuExport {
+            size: size_of::<MockgpuExport>(),
+            flags: match addresses {
+                MockAddresses::Bus => 0,
+                MockAddresses::Iommu => mockgpu::MOCKGPU_EXPORT_IOMMU,
+            },
+            offset: self.offset(),
+            kind: kind.raw(),
+            ..MockgpuExport::default()
+        };
+        ioctl::call(self.gpu().as_fd(), &ioctl::MOCKGPU_EXPORT, &mut export)
+            .map_err(|errno| self.error(Operation::Export, errno))?;
+        // SAFETY: The call made the descriptor for us alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(export.fd) })
+    }
+
+    /// Moves it to another place, by one of its dma-bufs, content and all. Importers
+    /// lose it, and the mapping ends: an access to it is a bus error.
+    ///
+    /// # Errors
+    ///
+    /// It is pinned, and `force` is false; there is no room; or the dma-buf is none
+    /// that moves.
+    pub fn relocate(&mut self, dmabuf: impl AsFd, force: bool) -> Result<(), Error> {
+        let mut relocate = MockgpuMove {
+            size: size_of::<MockgpuMove>(),
+            flags: if force {
+                mockgpu::MOCKGPU_MOVE_FORCE
+            } else {
+                0
+            },
+            fd: dmabuf.as_fd().as_raw_fd(),
+            ..MockgpuMove::default()
+        };
+        ioctl::call(self.gpu().as_fd(), &ioctl::MOCKGPU_MOVE, &mut relocate)
+            .map_err(|errno| self.error(Operation::Move, errno))?;
+        self.allocation.offset = relocate.offset;
+        self.description = description(self.gpu(), relocate.offset);
+        Ok(())
+    }
+
+    /// Where in the GPU's memory the byte `at` lies, and how many bytes lie together
+    /// from there on.
+    ///
+    /// # Errors
+    ///
+    /// There is no such byte, or the device is gone.
+    pub fn place(&self, at: u64) -> Result<(u64, u64), Error> {
+        let mut place = MockgpuPlace {
+            size: size_of::<MockgpuPlace>(),
+            offset: self.offset(),
+            at,
+            ..MockgpuPlace::default()
+        };
+        ioctl::call(self.gpu().as_fd(), &ioctl::MOCKGPU_PLACE, &mut place)
+            .map_err(|errno| self.error(Operation::Info, errno))?;
+        Ok((place.place, place.len))
+    }
+
+    /// Frees it as nvidia-uvm does: ends its mappings, and waits until nobody has a
+    /// page pinned. Dropping it frees it without waiting.
+    ///
+    /// # Errors
+    ///
+    /// The device is gone.
+    pub fn free_and_wait(mut self) -> Result<(), Error> {
+        let result = self.allocation.free(mockgpu::MOCKGPU_FREE_WAIT);
+        result.map_err(|errno| self.error(Operation::Free, errno))
+    }
+
+    fn error(&self, operation: Operation, errno: Errno) -> Error {
+        Error::new(operation, &self.description).with_errno(errno)
     }
 
     /// The GPU that it belongs to.
@@ -224,20 +383,27 @@ unsafe impl GpuMemory for MockMemory {
 struct Allocation {
     gpu: MockGpu,
     offset: u64,
+    freed: bool,
+}
+
+impl Allocation {
+    fn free(&mut self, flags: u32) -> Result<(), Errno> {
+        self.freed = true;
+        let mut free = MockgpuFree {
+            size: size_of::<MockgpuFree>(),
+            flags,
+            offset: self.offset,
+        };
+        ioctl::call(self.gpu.as_fd(), &ioctl::MOCKGPU_FREE, &mut free)
+    }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if !self.gpu.node.owner.is_current() {
-            return;
+        if !self.freed && self.gpu.node.owner.is_current() {
+            // It fails only if the device is gone, and its memory with it.
+            let _ = self.free(0);
         }
-        let mut free = MockgpuFree {
-            size: size_of::<MockgpuFree>(),
-            offset: self.offset,
-            ..MockgpuFree::default()
-        };
-        // It fails only if the device is gone, and its memory with it.
-        let _ = ioctl::call(self.gpu.as_fd(), &ioctl::MOCKGPU_FREE, &mut free);
     }
 }
 
@@ -340,6 +506,7 @@ mod tests {
         let allocation = Allocation {
             gpu: zero,
             offset: 0,
+            freed: false,
         };
         assert_eq!(Mapping::new(&allocation, 0).map(drop), Err(Errno::EINVAL));
         let mapping = Mapping::new(&allocation, 8192).expect("/dev/zero can be mapped");

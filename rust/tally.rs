@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The counters of each provider, and all counters in debugfs.
+//!
+//! A provider is known while there are registrations of its memory (provider.rs).
+//! Its counters stay until the module goes; there are as many as GPUs.
+
+use crate::{
+    pci::PciRef,
+    stats::{Count, Counters, Module},
+};
+use core::{fmt, pin::Pin};
+use kernel::{
+    debugfs::{Dir, File},
+    prelude::*,
+    str::CString,
+    sync::{global_lock, Arc},
+};
+
+struct Entry {
+    domain: u32,
+    devid: u32,
+    counters: Arc<Counters>,
+    _file: Pin<KBox<File<Arc<Counters>>>>,
+}
+
+struct Tallies {
+    entries: KVec<Entry>,
+    dir: Option<Dir>,
+}
+
+global_lock! {
+    // SAFETY: `init` runs before the device can be opened.
+    unsafe(uninit) static TALLIES: Mutex<Tallies> = Tallies { entries: KVec::new(), dir: None };
+}
+
+/// Initialises the list.
+///
+/// # Safety
+///
+/// Called once, before any other function of this file.
+pub(crate) unsafe fn init() {
+    // SAFETY: Per the contract.
+    unsafe { TALLIES.init() };
+}
+
+/// Keeps the directory in debugfs, and the list.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Tally {
+    #[pin]
+    module: File<Module>,
+}
+
+impl Tally {
+    pub(crate) fn new() -> impl PinInit<Self, Error> {
+        pin_init::pin_init_scope(|| {
+            let dir = Dir::new(c"vramio");
+            TALLIES.lock().dir = Some(dir.clone());
+            let module = Module::checked()?;
+            Ok(try_pin_init!(Self {
+                module <- dir.read_callback_file(c"stats", module, &|counters, f| print(counters, f)),
+            }? Error))
+        })
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Tally {
+    fn drop(self: Pin<&mut Self>) {
+        let mut tallies = TALLIES.lock();
+        tallies.entries.clear();
+        tallies.dir = None;
+    }
+}
+
+fn print(counters: &impl Count, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let mut result = Ok(());
+    counters.lines(|line| result = result.and_then(|()| writeln!(f, "{line}")));
+    result
+}
+
+/// The counters of a provider, made when it has none yet.
+pub(crate) fn of(pdev: &PciRef) -> Result<Arc<Counters>> {
+    let (domain, devid) = (pdev.domain(), pdev.devid());
+    if let Some(counters) = find(domain, devid) {
+        return Ok(counters);
+    }
+    let counters = Arc::new(Counters::new(), GFP_KERNEL)?;
+    let mut tallies = TALLIES.lock();
+    let Some(dir) = &tallies.dir else {
+        return Ok(counters);
+    };
+    let name = CString::try_from_fmt(fmt!("provider-{}", pdev.name().as_str()))?;
+    let file = dir.read_callback_file(&name, counters.clone(), &|counters: &Arc<Counters>, f| {
+        print(&**counters, f)
+    });
+    let entry = Entry {
+        domain,
+        devid,
+        counters: counters.clone(),
+        _file: KBox::pin_init(file, GFP_KERNEL)?,
+    };
+    tallies.entries.push(entry, GFP_KERNEL)?;
+    Ok(counters)
+}
+
+/// The counters of a provider that has some.
+pub(crate) fn find(domain: u32, devid: u32) -> Option<Arc<Counters>> {
+    let tallies = TALLIES.lock();
+    let mut entries = tallies.entries.iter();
+    let entry = entries.find(|e| (e.domain, e.devid) == (domain, devid))?;
+    Some(entry.counters.clone())
+}

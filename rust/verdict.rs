@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Verdicts on targets, kept for the requests that follow.
+//!
+//! Judging a file takes statx(), a walk over the block devices and PCI
+//! configuration space. What the result depends on shows in plain fields: the
+//! inode's identity and flags, its address space operations, the block device with
+//! its sequence number and the feature word of its queue, the members of each
+//! layer, and the provider. A verdict is used again while all of them are the same.
+//!
+//! A slot holds values and references to sysfs records only: neither a file, nor a
+//! device, nor a mount is kept by it. Refusals are not kept.
+
+use crate::{
+    abi::Refusal,
+    block,
+    provider::Provider,
+    stack::{Layer, Stack},
+    target::{self, Attributes, Direction, Facts, Route, Target},
+};
+use core::mem;
+use kernel::{new_spinlock, prelude::*, sync::SpinLock};
+
+/// Verdicts of one open file: so many targets take turns without a new look.
+const SLOTS: usize = 16;
+
+/// A verdict.
+#[derive(Clone, Copy)]
+pub(crate) struct Verdict {
+    pub(crate) attributes: Attributes,
+    pub(crate) route: Route,
+}
+
+/// What a verdict depends on.
+#[derive(Clone, Copy)]
+struct Key {
+    stamp: [u64; 8],
+    provider: u64,
+    direction: Direction,
+    generation: u64,
+}
+
+impl Key {
+    fn of(target: &Target, provider: &Provider) -> Self {
+        Self {
+            stamp: *target.stamp(),
+            provider: provider.id(),
+            direction: target.direction(),
+            generation: block::generation(),
+        }
+    }
+
+    /// Without a branch for each word: they are the same nearly always.
+    fn is(&self, other: &Self) -> bool {
+        let stamps = self.stamp.iter().zip(&other.stamp);
+        let mut different = stamps.fold(0, |any, (a, b)| any | (a ^ b));
+        different |= self.provider ^ other.provider;
+        different |= self.generation ^ other.generation;
+        different |= self.direction as u64 ^ other.direction as u64;
+        different == 0
+    }
+
+    /// Inodes lie at least 256 bytes apart.
+    fn slot(&self) -> usize {
+        let mixed = (self.stamp[0] >> 8) ^ self.provider ^ self.direction as u64;
+        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SLOTS
+    }
+}
+
+struct Slot {
+    key: Key,
+    layers: KVec<Layer>,
+    verdict: Verdict,
+}
+
+/// Verdicts of one open file.
+#[pin_data]
+pub(crate) struct Verdicts {
+    #[pin]
+    slots: SpinLock<[Option<Slot>; SLOTS]>,
+}
+
+impl Verdicts {
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            slots <- new_spinlock!([const { None }; SLOTS]),
+        })
+    }
+
+    /// The verdict for a request, which is a refusal or how its data will travel.
+    pub(crate) fn on(&self, target: &Target, provider: &Provider) -> Result<Verdict, Refusal> {
+        let key = Key::of(target, provider);
+        match self.find(&key) {
+            Some(mut verdict) if target.is_direct() => {
+                if !verdict.attributes.hold(target) {
+                    verdict.attributes = target.attributes(&mut Facts::default())?;
+                    self.update(&key, &verdict);
+                }
+                Ok(verdict)
+            }
+            _ => self.judge(key, target, provider),
+        }
+    }
+
+    fn judge(&self, key: Key, target: &Target, provider: &Provider) -> Result<Verdict, Refusal> {
+        let mut facts = Facts::default();
+        let attributes = target.attributes(&mut facts)?;
+        let stack = target.stack(&mut facts)?;
+        let verdict = Verdict {
+            attributes,
+            route: target::route(&stack, provider, &mut facts)?,
+        };
+        if stack.settled {
+            let slot = Slot {
+                key,
+                layers: stack.layers,
+                verdict,
+            };
+            // Dropped without the lock: that releases sysfs records.
+            let _old = mem::replace(&mut self.slots.lock()[key.slot()], Some(slot));
+        }
+        Ok(verdict)
+    }
+
+    fn find(&self, key: &Key) -> Option<Verdict> {
+        let slots = self.slots.lock();
+        let slot = slots[key.slot()].as_ref()?;
+        (slot.key.is(key) && Stack::holds(&slot.layers)).then_some(slot.verdict)
+    }
+
+    fn update(&self, key: &Key, verdict: &Verdict) {
+        if let Some(slot) = &mut self.slots.lock()[key.slot()] {
+            if slot.key.is(key) {
+                slot.verdict = *verdict;
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Runs commands on an io_uring.
+
+use io_uring::squeue::Flags;
+use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring};
+use std::io;
+use std::time::Duration;
+use vramio_guest::protocol::{Ring, UringDone, UringPlan, UringRequest};
+
+/// How long the kernel's submission thread looks for work before it sleeps, ms.
+const IDLE: u32 = 100;
+
+/// Makes a ring and runs the plan's commands on it.
+pub fn run(plan: &UringPlan) -> io::Result<Vec<UringDone>> {
+    if plan.ring == Ring::SmallEntries {
+        return drive(plan, &IoUring::builder(), small);
+    }
+    let mut builder = IoUring::builder();
+    match plan.ring {
+        Ring::Plain | Ring::SmallEntries => {}
+        Ring::SubmissionThread => drop(builder.setup_sqpoll(IDLE)),
+        Ring::DeferTaskrun => drop(builder.setup_single_issuer().setup_defer_taskrun()),
+    }
+    drive(plan, &builder, large)
+}
+
+/// An entry of 128 bytes.
+fn large(plan: &UringPlan, request: &UringRequest, user_data: u64) -> squeue::Entry128 {
+    let cmd = payload(request);
+    let entry = if plan.fixed {
+        opcode::UringCmd80::new(types::Fixed(0), request.op).cmd(cmd)
+    } else {
+        opcode::UringCmd80::new(types::Fd(plan.fd), request.op).cmd(cmd)
+    };
+    entry.build().user_data(user_data).flags(flags(request))
+}
+
+/// An entry of 64 bytes: the command does not fit, and is cut.
+fn small(plan: &UringPlan, request: &UringRequest, user_data: u64) -> squeue::Entry {
+    opcode::UringCmd16::new(types::Fd(plan.fd), request.op)
+        .cmd(payload(request))
+        .build()
+        .user_data(user_data)
+        .flags(flags(request))
+}
+
+/// The command, cut or filled with zeros.
+fn payload<const N: usize>(request: &UringRequest) -> [u8; N] {
+    let mut payload = [0; N];
+    for (to, from) in payload.iter_mut().zip(&request.command) {
+        *to = *from;
+    }
+    payload
+}
+
+fn flags(request: &UringRequest) -> Flags {
+    Flags::from_bits_retain(request.flags)
+}
+
+fn drive<S: squeue::EntryMarker>(
+    plan: &UringPlan,
+    builder: &Builder<S, cqueue::Entry32>,
+    entry: impl Fn(&UringPlan, &UringRequest, u64) -> S,
+) -> io::Result<Vec<UringDone>> {
+    let mut ring = builder.build(plan.depth.next_power_of_two())?;
+    if plan.fixed {
+        ring.submitter().register_files(&[plan.fd])?;
+    }
+    let mut requests = (0..).zip(&plan.requests);
+    let mut done = vec![UringDone::default(); plan.requests.len()];
+    let mut left = done.len();
+    let mut in_flight = 0;
+    loop {
+        while in_flight < plan.depth {
+            let Some((index, request)) = requests.next() else {
+                break;
+            };
+            // The kernel's thread may complete an entry before it gives its place free.
+            while ring.submission().is_full() {
+                ring.submitter().squeue_wait()?;
+            }
+            // SAFETY: the command is in the entry; what it points to is checked by the
+            // kernel, and is memory that no Rust object lies in.
+            unsafe { ring.submission().push(&entry(plan, request, index)) }
+                .map_err(io::Error::other)?;
+            in_flight += 1;
+        }
+        if let Some(delay) = plan.abandon {
+            ring.submit()?;
+            // Threads of the kernel take them in their own time.
+            std::thread::sleep(Duration::from_millis(delay));
+            return Ok(Vec::new());
+        }
+        if left == 0 {
+            return Ok(done);
+        }
+        match ring.submit_and_wait(1) {
+            Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+            _ => {}
+        }
+        for completion in ring.completion() {
+            let slot = done
+                .get_mut(completion.user_data() as usize)
+                .ok_or_else(|| io::Error::other("a completion of nothing"))?;
+            *slot = UringDone {
+                result: completion.result(),
+                extra: completion.big_cqe()[0],
+            };
+            in_flight -= 1;
+            left -= 1;
+        }
+    }
+}

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Something ends while many requests are in flight: the ring, the process, the
+//! registration.
+
+use crate::bulk::{self, Outcome, Way};
+use crate::context::{Buffer, Context};
+use crate::filesystem::{self, FileSystem};
+use crate::fleet::Kind;
+use crate::lane::Case;
+use anyhow::{anyhow, bail, ensure, Result};
+use libc::ESTALE;
+use std::time::{Duration, Instant};
+use vramio_abi::{Reason, VramioIo};
+use vramio_guest::file::FilePlan;
+use vramio_guest::protocol::{Exit, Op, UringDone, UringPlan};
+use vramio_qemu::guest::Session;
+use vramio_qemu::oracle::{first_difference, Place, POISON};
+use vramio_qemu::remote::RemoteGpu;
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// Bytes of the file, and of the registration.
+const SIZE: u64 = 64 * MIB;
+/// Bytes in a second.
+const SPEED: u64 = 32 * MIB;
+/// Requests for all of the file: in flight, they are a part each.
+const WHOLE: usize = 8;
+/// How long an end may take. What is in flight by then takes some 4 s, all of
+/// the requests 16 s and more.
+const BOUND: Duration = Duration::from_secs(12);
+
+/// The cases.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for way in [
+        Way::Plain,
+        Way::SubmissionThread,
+        Way::DeferTaskrun,
+        Way::Workers,
+    ] {
+        let mut add = |what: &str, run: fn(&mut Context<'_>, Way) -> Result<()>| {
+            let name = format!("async/{}/{what}", way.name());
+            let case = Case::new(name, Kind::Default, move |context| run(context, way));
+            cases.push(case);
+        };
+        add("close-in-flight", close);
+        add("kill-in-flight", kill);
+        add("unmap-in-flight", unmap);
+    }
+    cases.push(Case::new(
+        "async/batch/kill-in-flight",
+        Kind::Default,
+        |context| kill(context, Way::Batch),
+    ));
+    cases
+}
+
+/// A slow disk, and a process of its own that reads it.
+struct Slow {
+    session: Session,
+    buffer: Buffer,
+    plan: FilePlan,
+    fd: i32,
+    place: Place,
+}
+
+impl Slow {
+    fn new(context: &mut Context<'_>) -> Result<Self> {
+        let fs = FileSystem::Ext4;
+        let dir = filesystem::mounted(fs, context)?;
+        let plan = FilePlan::dense(&format!("{dir}/in-flight"), 91, SIZE);
+        context.session.make(&plan)?;
+        context.session.drop_caches()?;
+        let extents = context.session.extents(&plan.path)?;
+        let place = Place::of_file(filesystem::nsid(fs), &extents);
+        let session = context.vm.guest.spawn()?;
+        let buffer = Buffer::new(&session, SIZE)?;
+        let fd = session.open(&plan.path, libc::O_RDONLY)?;
+        let slow = Self {
+            session,
+            buffer,
+            plan,
+            fd,
+            place,
+        };
+        context.vm.vram.poison(&slow.watched(context))?;
+        throttle(context, SPEED)?;
+        Ok(slow)
+    }
+
+    /// The buffer and a page behind it.
+    fn watched(&self, context: &Context<'_>) -> std::ops::Range<u64> {
+        let end = self.buffer.offset + SIZE + PAGE;
+        self.buffer.offset..end.min(context.vm.config().vram)
+    }
+
+    /// Requests of several parts, each for all of the file.
+    fn whole(&self) -> Vec<VramioIo> {
+        vec![bulk::request(self.fd, &self.buffer, 0, 0, SIZE); WHOLE]
+    }
+
+    /// The file in requests of a MiB.
+    fn pieces(&self) -> Vec<VramioIo> {
+        (0..SIZE / MIB)
+            .map(|index| bulk::request(self.fd, &self.buffer, index * MIB, index * MIB, MIB))
+            .collect()
+    }
+
+    /// Nothing arrives in the memory any more.
+    fn quiet(&self, context: &Context<'_>) -> Result<()> {
+        let memory = self.watched(context);
+        context.vm.vram.poison(&memory)?;
+        std::thread::sleep(Duration::from_millis(500));
+        let found = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        match found.iter().position(|byte| *byte != POISON) {
+            None => Ok(()),
+            Some(at) => Err(anyhow!("byte {at} of the memory changed after the end")),
+        }
+    }
+
+    /// The requests had begun, and ended between two parts.
+    fn stopped(&self, context: &mut Context<'_>, mark: usize) -> Result<()> {
+        let account = context.vm.account(mark, &self.place)?;
+        let asked = WHOLE as u64 * SIZE;
+        let moved = account.data.into_bar;
+        ensure!(
+            moved > 0 && moved < asked / 2 && account.data.into_ram == 0,
+            "{asked} bytes were asked for, and soon nobody wanted them: {account:?}"
+        );
+        Ok(())
+    }
+}
+
+fn throttle(context: &mut Context<'_>, speed: u64) -> Result<()> {
+    let drive = context.vm.disk(filesystem::nsid(FileSystem::Ext4))?.drive();
+    context.vm.monitor.throttle_reads(&drive, speed)
+}
+
+/// Does something with a slow disk, which is fast again afterwards.
+fn with_slow(
+    context: &mut Context<'_>,
+    act: impl FnOnce(&mut Context<'_>, &Slow) -> Result<()>,
+) -> Result<()> {
+    let slow = Slow::new(context)?;
+    let result = act(context, &slow);
+    throttle(context, 0)?;
+    // It may have ended by itself.
+    let _ = slow.session.end();
+    result?;
+    all_is_free(context)
+}
+
+/// No registration is left, and all of the GPU's memory can be had again.
+fn all_is_free(context: &Context<'_>) -> Result<()> {
+    let session = context.vm.guest.spawn()?;
+    let gpu = RemoteGpu::open(&session)?;
+    let start = Instant::now();
+    loop {
+        let info = gpu.info()?.ok(|_| 0)?;
+        if info.allocated_bytes == 0 {
+            let memory = gpu.alloc(info.total_bytes)?.ok(|_| 0)?;
+            ensure!(memory.offset == 0, "{memory:?}");
+            break;
+        }
+        if start.elapsed() > BOUND {
+            bail!("{} bytes are still allocated", info.allocated_bytes);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    session.end()?;
+    Ok(())
+}
+
+/// A value of the open file's `fdinfo`.
+fn fdinfo(slow: &Slow, name: &str) -> Result<String> {
+    let path = format!("/proc/self/fdinfo/{}", slow.buffer.device.fd());
+    let text = slow.session.read_text(&path)?;
+    let found = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"))
+        .map(str::to_owned);
+    found.ok_or_else(|| anyhow!("no {name} in: {text}"))
+}
+
+/// A ring that is closed takes its requests with it, between two parts. The open
+/// file goes on.
+fn close(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let mark = context.vm.mark()?;
+        let plan = UringPlan {
+            abandon: Some(500),
+            depth: WHOLE as u32,
+            ..way.plan(&slow.buffer.device, &slow.whole())
+        };
+        let start = Instant::now();
+        let done: Vec<UringDone> = slow.session.call(Op::Uring(plan))?;
+        ensure!(done.is_empty());
+        let end = slow.buffer.device.unregister(slow.buffer.id)?;
+        ensure!(end.errno == 0, "{end:?}");
+        ensure!(start.elapsed() < BOUND, "it took {:?}", start.elapsed());
+        ensure!(fdinfo(slow, "vramio-registrations")? == "0");
+        slow.quiet(context)?;
+        slow.stopped(context, mark)?;
+
+        // The open file takes new requests.
+        throttle(context, 0)?;
+        let again = slow
+            .buffer
+            .device
+            .register(slow.buffer.addr, SIZE)?
+            .ok(|out| out.reason)?;
+        let requests: Vec<VramioIo> = slow
+            .pieces()
+            .into_iter()
+            .map(|io| VramioIo {
+                buffer: again.id,
+                ..io
+            })
+            .collect();
+        let outcomes = way.run(&slow.buffer.device, &requests)?;
+        ensure!(
+            outcomes.iter().all(|outcome| outcome.bytes == MIB),
+            "{outcomes:?}"
+        );
+        let found = context.vm.vram.read(slow.buffer.offset, SIZE)?;
+        let difference = first_difference(&found, &slow.plan.content(0, SIZE));
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        Ok(())
+    })
+}
+
+/// A process that is killed goes away when the parts under way have ended.
+fn kill(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let mark = context.vm.mark()?;
+        let requests = slow.whole();
+        let device = slow.buffer.device.clone();
+        // A batch is one call, which waits; a ring's commands are waited for, too.
+        let waits = std::thread::spawn(move || way.run(&device, &requests));
+        std::thread::sleep(Duration::from_millis(500));
+        ensure!(!waits.is_finished(), "the requests ended at once");
+        let start = Instant::now();
+        slow.session.kill(libc::SIGKILL)?;
+        let exit = slow.session.reap()?;
+        let time = start.elapsed();
+        ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
+        let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
+        ensure!(answer.is_err(), "a dead process answered: {answer:?}");
+        ensure!(time < BOUND, "it took {time:?}");
+        all_is_free(context)?;
+        slow.quiet(context)?;
+        slow.stopped(context, mark)
+    })
+}
+
+/// When the memory is unmapped, what is in flight ends first; later requests are
+/// refused, and nothing of theirs arrives.
+fn unmap(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let depth = 8;
+        let device = &slow.buffer.device;
+        let pending = way
+            .start(device, depth, &slow.pieces())?
+            .still_runs_after(Duration::from_millis(500))
+            .map_err(|early| anyhow!("the requests ended at once: {early:?}"))?;
+        let start = Instant::now();
+        slow.session.unmap(slow.buffer.addr, SIZE)?;
+        ensure!(start.elapsed() < BOUND, "it took {:?}", start.elapsed());
+        // From here on nothing arrives.
+        let memory = slow.watched(context);
+        let before = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        let done = pending.wait()?;
+        let after = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        ensure!(before == after, "data arrived after the registration's end");
+
+        let stale = Outcome {
+            errno: ESTALE,
+            reason: Reason::Revoked as u32,
+            ..Outcome::default()
+        };
+        let mut expected = vec![POISON; after.len()];
+        let mut refused = 0;
+        for (index, done) in (0..).zip(&done) {
+            let outcome = Outcome::of_completion(done);
+            if outcome == stale {
+                refused += 1;
+                continue;
+            }
+            ensure!(
+                outcome.bytes == MIB && outcome.errno == 0,
+                "request {index}: {outcome:?}"
+            );
+            let content = slow.plan.content(index * MIB, MIB);
+            expected[(index * MIB) as usize..][..MIB as usize].copy_from_slice(&content);
+        }
+        ensure!(
+            refused > 0 && refused < done.len(),
+            "{refused} of {} requests were refused",
+            done.len()
+        );
+        let difference = first_difference(&after, &expected);
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        let later = way.run(device, &slow.pieces()[..2])?;
+        ensure!(later == [stale; 2], "{later:?}");
+        Ok(())
+    })
+}
