@@ -17,6 +17,7 @@
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
+#include <linux/mount.h>
 #include <linux/pagemap.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
@@ -24,6 +25,7 @@
 #include <linux/sched/signal.h>
 #include <linux/semaphore.h>
 #include <linux/swiotlb.h>
+#include <linux/timekeeping.h>
 #include <linux/sysfs.h>
 #include <linux/timex.h>
 #include <linux/version.h>
@@ -266,10 +268,29 @@ bool vramio_file_cached(const struct file *file)
 	return READ_ONCE(file->f_mapping->nrpages) != 0;
 }
 
-/* Does what a read does to the time of the last access. */
+/* With relatime: whether the time of the last access is surely not due, for an hour. */
+static bool accessed_lately(const struct file *file)
+{
+	const struct inode *inode = file_inode(file);
+	struct timespec64 access = inode_get_atime(inode);
+	struct timespec64 modification = inode_get_mtime(inode);
+	struct timespec64 change = inode_get_ctime(inode);
+
+	return (file->f_path.mnt->mnt_flags & MNT_RELATIME) &&
+	       timespec64_compare(&modification, &access) < 0 &&
+	       timespec64_compare(&change, &access) < 0 &&
+	       ktime_get_real_seconds() - access.tv_sec < 23 * 60 * 60;
+}
+
+/*
+ * Does what a read does to the time of the last access. Nearly always that is
+ * nothing, and to find that out, once more than the file system, would be most of
+ * the cost.
+ */
 void vramio_file_accessed(struct file *file)
 {
-	file_accessed(file);
+	if (!accessed_lately(file))
+		file_accessed(file);
 }
 
 /* The device below a block device node or a file system on one; else NULL. */
