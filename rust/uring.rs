@@ -155,10 +155,7 @@ fn go_on(ctx: &Ctx, command: Command, slot: &Slot, wait: Wait, issue_flags: ffi:
         slot.arm();
         // SAFETY: The slot is ours, and no part of it is queued. A queued part has it,
         // until it has arrived.
-        let step = unsafe {
-            slot.job()
-                .submit(slot.iocb(), wait, Some(slot::on_done))
-        };
+        let step = unsafe { slot.job().submit(slot.iocb(), wait, Some(slot::on_done)) };
         let ret = match step {
             Step::Queued => {
                 if !slot.submitted() {
