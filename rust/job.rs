@@ -174,6 +174,13 @@ impl Job {
         let cap = self.target.part_bytes(&self.verdict.attributes);
         let at = self.request.file_offset + self.results.bytes;
         self.asked = split::part(at, self.end - self.results.bytes, cap);
+        if self.request.direction == Direction::Write {
+            let attributes = &self.verdict.attributes;
+            self.asked = self.target.clip_write(at, self.asked, attributes);
+            if self.asked == 0 {
+                return self.stop(EFBIG, Reason::FileSize);
+            }
+        }
 
         // For one part at a time, so that revoking waits for no more than that.
         let entered = self.buffer.enter();
