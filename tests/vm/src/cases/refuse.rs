@@ -8,6 +8,7 @@ use crate::filesystem::FileSystem;
 use crate::fleet::{self, Kind};
 use crate::lane::Case;
 use crate::refusal::{expect, Setup, Way, PAGE};
+use crate::stack;
 use anyhow::{ensure, Context as _, Result};
 use libc::{E2BIG, EBADF, EFAULT, EINVAL, EISDIR, ENOENT, ENOTTY, EOPNOTSUPP, EOVERFLOW, ERANGE};
 use vramio_abi::{Reason, VramioInfo, VramioIo, VRAMIO_IOC_INFO, VRAMIO_IOC_READ, VRAMIO_IOC_TYPE};
@@ -357,10 +358,10 @@ fn distance(context: &mut Context<'_>) -> Result<()> {
 /// memory, and then tries again for ever.
 fn bounced(context: &mut Context<'_>) -> Result<()> {
     let setup = Setup::new(context)?;
-    let disk = setup.context.vm.device(fleet::RAW)?;
-    let name = disk.trim_start_matches("/dev/");
-    let expected = expect(EOPNOTSUPP, Reason::Swiotlb).due_to(name);
-    for path in [&disk, &setup.file(FileSystem::Ext4)?] {
+    let raw = setup.context.vm.device(fleet::RAW)?;
+    let disk = setup.context.vm.device(fleet::EXT4)?;
+    for (path, disk) in [(&raw, &raw), (&setup.file(FileSystem::Ext4)?, &disk)] {
+        let expected = expect(EOPNOTSUPP, Reason::Swiotlb).due_to(stack::name(disk));
         setup.path_is_refused(path, libc::O_RDWR, expected)?;
     }
     setup.untouched()
@@ -368,8 +369,11 @@ fn bounced(context: &mut Context<'_>) -> Result<()> {
 
 /// The address of the port that leads to a disk's controller.
 fn root_port(session: &Session, disk: &str) -> Result<String> {
-    let name = disk.trim_start_matches("/dev/");
-    let path = session.run(&["readlink", "-f", &format!("/sys/block/{name}")])?;
+    let path = session.run(&[
+        "readlink",
+        "-f",
+        &format!("/sys/block/{}", stack::name(disk)),
+    ])?;
     // /sys/devices/pci0000:00/0000:00:02.0/...
     let port = path.split('/').nth(4);
     Ok(port.context("the disk is on no PCI device")?.to_owned())
