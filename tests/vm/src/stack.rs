@@ -17,8 +17,8 @@ use vramio_qemu::layout::{Layout, Member};
 pub const CHUNK: u64 = 64 << 10;
 /// The array.
 pub const MD: &str = "/dev/md0";
-/// Where a stack's file system is mounted.
-const MOUNTED: &str = "/mnt/stack";
+/// Where a file system is mounted that one case wants.
+pub const MOUNTED: &str = "/mnt/stack";
 /// Bytes of a device mapper device on each of its disks, and where they begin.
 const PART: u64 = 384 << 20;
 const PART_AT: u64 = 8 << 20;

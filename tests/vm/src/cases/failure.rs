@@ -8,7 +8,7 @@ use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::{Kind, BAD, BAD_AT, MEMBERS};
 use crate::lane::Case;
-use crate::stack;
+use crate::stack::{self, MOUNTED};
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use libc::{EFBIG, ENODATA, ENOSPC, EPERM};
 use nix::request_code_readwrite;
@@ -320,7 +320,6 @@ fn frozen(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
 
 /// A file system without space.
 fn no_space(context: &mut Context<'_>) -> Result<()> {
-    const MOUNTED: &str = "/mnt/full";
     stack::clear(&context.session)?;
     let session = context.session.clone();
     let disk = context.vm.device(MEMBERS[0])?;

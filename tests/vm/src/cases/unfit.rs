@@ -8,7 +8,7 @@ use crate::filesystem::{self, FileSystem};
 use crate::fleet::{Kind, INTEGRITY, MEMBERS, SHARE, SHARED_FILE};
 use crate::lane::Case;
 use crate::refusal::{expect, Expected, Setup, Way, PAGE};
-use crate::stack;
+use crate::stack::{self, MOUNTED};
 use anyhow::{ensure, Result};
 use libc::EOPNOTSUPP;
 use nix::{request_code_read, request_code_readwrite, request_code_write};
@@ -17,8 +17,6 @@ use vramio_guest::file::FilePlan;
 use vramio_qemu::guest::Session;
 
 const MIB: u64 = 1 << 20;
-/// Where a case mounts its file system.
-const MOUNTED: &str = "/mnt/unfit";
 /// A subsystem that the guest offers to itself.
 const NQN: &str = "vramio-unfit";
 /// The kernel's settings for it.
@@ -58,9 +56,14 @@ fn refusal(reason: Reason, component: &str) -> Expected {
     expect(EOPNOTSUPP, reason).due_to(component)
 }
 
+/// Nothing is left of a case that failed.
+fn setup<'a, 'b>(context: &'a mut Context<'b>) -> Result<Setup<'a, 'b>> {
+    stack::clear(&context.session)?;
+    Setup::new(context)
+}
+
 /// The disk that a case may do anything with.
 fn spare(setup: &Setup<'_, '_>) -> Result<String> {
-    stack::clear(setup.session())?;
     setup.context.vm.device(MEMBERS[0])
 }
 
@@ -90,7 +93,7 @@ fn finish(setup: &Setup<'_, '_>) -> Result<()> {
 
 /// With journalled data ext4 goes by the page cache.
 fn data_journal(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     ext4(setup.session(), &disk, &[], "data=journal")?;
     let (path, _) = file(setup.session(), "file")?;
@@ -102,7 +105,7 @@ fn data_journal(context: &mut Context<'_>) -> Result<()> {
 
 /// A file's data goes to the journal from one request to the next, and back.
 fn chattr_j(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     ext4(session, &disk, &[], "nodelalloc")?;
@@ -124,7 +127,7 @@ fn chattr_j(context: &mut Context<'_>) -> Result<()> {
 
 /// With delayed allocation the attribute has no effect.
 fn chattr_j_delalloc(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     ext4(session, &disk, &[], "")?;
@@ -138,7 +141,7 @@ fn chattr_j_delalloc(context: &mut Context<'_>) -> Result<()> {
 
 /// A small file lies in its inode until it grows.
 fn inline_data(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     ext4(session, &disk, &["-O", "inline_data"], "")?;
@@ -169,7 +172,7 @@ fn encrypted(context: &mut Context<'_>) -> Result<()> {
     const AES_256_XTS: u8 = 1;
     const AES_256_CTS: u8 = 4;
 
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     for module in ["xts", "cts"] {
@@ -208,7 +211,7 @@ fn verity(context: &mut Context<'_>) -> Result<()> {
     const ARGUMENT: usize = 128;
     const SHA256: u32 = 1;
 
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     ext4(session, &disk, &["-O", "verity"], "")?;
@@ -230,7 +233,7 @@ fn verity(context: &mut Context<'_>) -> Result<()> {
 
 /// The CPU copies from and to persistent memory.
 fn dax(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let session = setup.session();
     for module in ["nd_e820", "nd_pmem"] {
         session.run(&["modprobe", module])?;
@@ -249,7 +252,7 @@ fn dax(context: &mut Context<'_>) -> Result<()> {
 
 /// The data lies on another device than the one that the file system names.
 fn realtime(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     let rtdev = format!("rtdev={}", setup.context.vm.device(MEMBERS[1])?);
@@ -272,7 +275,7 @@ fn realtime(context: &mut Context<'_>) -> Result<()> {
 
 /// The file system that has the data is hidden.
 fn overlayfs(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let session = setup.session();
     let dir = filesystem::mounted(FileSystem::Ext4, setup.context)?;
     for name in ["lower", "upper", "work"] {
@@ -292,7 +295,7 @@ fn overlayfs(context: &mut Context<'_>) -> Result<()> {
 
 /// The data comes from the host.
 fn plan9(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let session = setup.session();
     for module in ["9pnet_virtio", "9p"] {
         session.run(&["modprobe", module])?;
@@ -315,7 +318,7 @@ fn plan9(context: &mut Context<'_>) -> Result<()> {
 
 /// A loop device, and a file system on it.
 fn loop_device(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let session = setup.session();
     let dir = filesystem::mounted(FileSystem::Ext4, setup.context)?;
     let backing = format!("{dir}/backing");
@@ -337,7 +340,7 @@ fn loop_device(context: &mut Context<'_>) -> Result<()> {
 
 /// The host moves the data.
 fn virtio_blk(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     setup.session().run(&["modprobe", "virtio_blk"])?;
     let expected = refusal(Reason::VirtioBlk, "vda");
     setup.path_is_refused("/dev/vda", libc::O_RDWR, expected)?;
@@ -346,7 +349,7 @@ fn virtio_blk(context: &mut Context<'_>) -> Result<()> {
 
 /// A disk that is no PCI device, and a file system on it.
 fn ram_disk(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let session = setup.session();
     session.run(&["modprobe", "brd", "rd_nr=1", "rd_size=65536"])?;
     ext4(session, "/dev/ram0", &[], "")?;
@@ -362,7 +365,7 @@ fn ram_disk(context: &mut Context<'_>) -> Result<()> {
 /// The kernel computes and checks the protection information of what the drive
 /// moves.
 fn integrity(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = setup.context.vm.device(INTEGRITY)?;
     let expected = refusal(Reason::Integrity, stack::name(&disk));
     setup.path_is_refused(&disk, libc::O_RDWR, expected)?;
@@ -371,7 +374,7 @@ fn integrity(context: &mut Context<'_>) -> Result<()> {
 
 /// The kernel would copy the data so that nothing changes it under way.
 fn stable_writes(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     ext4(session, &disk, &[], "")?;
@@ -405,7 +408,7 @@ fn stable_writes(context: &mut Context<'_>) -> Result<()> {
 /// A disk of the guest, which it offers to itself over a fabric.
 fn fabric(context: &mut Context<'_>, transport: &str, reason: Reason) -> Result<()> {
     const SERIAL: &str = "unfit";
-    let setup = Setup::new(context)?;
+    let setup = setup(context)?;
     let disk = spare(&setup)?;
     let session = setup.session();
     session.run(&["modprobe", "nvme-loop"])?;
