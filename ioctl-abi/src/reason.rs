@@ -158,7 +158,7 @@ pub enum Reason {
     Beegfs = 90,
     /// Weka: the data comes over the network.
     Weka = 91,
-    /// A device mapper table with a target that is not linear or striped.
+    /// A device mapper table with a target that is not linear or striped, or that may have one.
     DmTarget = 92,
     /// An md array whose level works on the data with the CPU (RAID 4, 5, 6).
     MdLevel = 93,
@@ -693,8 +693,8 @@ impl Reason {
             ),
             Reason::DmTarget => (
                 "dm-target",
-                "the device mapper table holds a target that may touch the data with the CPU (crypt, thin, cache, raid, multipath and others), or a member that cannot be reached",
-                "use linear or striped volumes (lvcreate without --type thin or raid), md raid0/1/10, or the drive itself; never dm-crypt",
+                "the device mapper table holds a target that may touch the data with the CPU (crypt, thin, cache, raid, multipath and others), or lies on a device that hides whether it does (md raid1, raid10)",
+                "use linear or striped volumes (lvcreate without --type thin or raid) on NVMe drives or on md raid0, or md raid1 and raid10 without LVM; never dm-crypt",
             ),
             Reason::MdLevel => (
                 "md-level",

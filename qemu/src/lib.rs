@@ -27,6 +27,7 @@ pub mod junit;
 pub mod kconfig;
 pub mod kernel;
 pub mod lane;
+pub mod layout;
 pub mod libtest;
 pub mod machine;
 pub mod mirror;

@@ -293,7 +293,9 @@ enum vramio_reason {
 	VRAMIO_REASON_BEEGFS = 90,
 	/* Weka: the data comes over the network. */
 	VRAMIO_REASON_WEKA = 91,
-	/* A device mapper table with a target that is not linear or striped. */
+	/*
+	 * A device mapper table with a target that is not linear or striped, or that may have one.
+	 */
 	VRAMIO_REASON_DM_TARGET = 92,
 	/*
 	 * An md array whose level works on the data with the CPU (RAID 4, 5, 6).

@@ -7,11 +7,14 @@ mod async_io;
 mod async_refuse;
 mod cli;
 mod dmabuf;
+mod failure;
 mod frame;
 mod process;
 mod read;
 mod refuse;
 mod register;
+mod stack;
+mod unfit;
 mod write;
 
 use crate::lane::Case;
@@ -24,6 +27,9 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        stack::cases(),
+        unfit::cases(),
+        failure::cases(),
         dmabuf::cases(),
         async_io::cases(),
         async_refuse::cases(),

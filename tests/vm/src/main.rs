@@ -10,7 +10,10 @@ mod context;
 mod filesystem;
 mod fleet;
 mod lane;
+mod refusal;
+mod stack;
 mod transfer;
+mod volume;
 
 use clap::Parser;
 use std::process::ExitCode;
