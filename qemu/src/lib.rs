@@ -23,6 +23,7 @@ pub mod filesystem;
 pub mod guest;
 pub mod host;
 pub mod image;
+pub mod install;
 pub mod junit;
 pub mod kconfig;
 pub mod kernel;

@@ -9,6 +9,7 @@ mod cli;
 mod dmabuf;
 mod failure;
 mod frame;
+mod fuzz;
 mod process;
 mod read;
 mod refuse;
@@ -36,6 +37,7 @@ pub fn all() -> Vec<Case> {
         async_end::cases(),
         process::cases(),
         cli::cases(),
+        fuzz::cases(),
     ]
     .into_iter()
     .flatten()

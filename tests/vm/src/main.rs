@@ -32,6 +32,9 @@ struct Cli {
     /// ignored.
     #[arg(long)]
     stock: bool,
+    /// Load this vramio.ko, not one built here.
+    #[arg(long, value_name = "FILE")]
+    module: Option<std::path::PathBuf>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         series: cli.kernel.filter(|series| !series.is_empty()),
         smoke: cli.smoke,
         stock: cli.stock,
+        module: cli.module,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,
