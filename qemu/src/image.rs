@@ -49,11 +49,12 @@ const LIBRARIES: [&str; 7] = [
 
 /// Kernel modules, with what they need: disks and file systems, and those that
 /// requests are refused for.
-const MODULES: [&str; 27] = [
+const MODULES: [&str; 28] = [
     "nvme",
     "ext4",
     "xfs",
     "btrfs",
+    "f2fs",
     "overlay",
     "9p",
     "9pnet_virtio",
