@@ -36,7 +36,11 @@ const RANGES: [(u64, u64); 6] = [
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for stack in Stack::ALL {
-        for fs in [None, Some(FileSystem::Ext4), Some(FileSystem::Xfs)] {
+        let mut kinds = vec![None, Some(FileSystem::Ext4)];
+        if matches!(stack, Stack::Raid0 | Stack::Raid1 | Stack::Raid10) {
+            kinds.push(Some(FileSystem::Xfs));
+        }
+        for fs in kinds {
             let on = fs.map_or("raw", FileSystem::name);
             let name = format!("stack/{}/{on}", stack.name());
             cases.push(Case::new(name, Kind::Stacks, move |context| {
