@@ -18,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 /// Grows when a change here changes the base archive.
-pub const RECIPE: u32 = 2;
+pub const RECIPE: u32 = 3;
 
 /// Programs of the build root, found in the guest at the same path.
 const PROGRAMS: [&str; 12] = [
@@ -49,11 +49,12 @@ const LIBRARIES: [&str; 7] = [
 
 /// Kernel modules, with what they need: disks and file systems, and those that
 /// requests are refused for.
-const MODULES: [&str; 27] = [
+const MODULES: [&str; 28] = [
     "nvme",
     "ext4",
     "xfs",
     "btrfs",
+    "f2fs",
     "overlay",
     "9p",
     "9pnet_virtio",

@@ -4,6 +4,7 @@
 
 use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
+use crate::transfer;
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use vramio_abi::{Certainty, Path, Reason, VramioIo, VramioProbe, VRAMIO_PROBE_WRITE};
 use vramio_guest::file::FilePlan;
@@ -166,6 +167,12 @@ impl<'a, 'b> Setup<'a, 'b> {
     /// The first page of the file goes direct, and is `content`. The buffer is poisoned
     /// again.
     pub fn accepted(&self, what: &str, fd: i32, content: &[u8]) -> Result<()> {
+        let probe =
+            transfer::probe(self.context, &self.buffer, fd, 0).with_context(|| what.to_owned())?;
+        ensure!(
+            (probe.reason, probe.component) == (0, [0; 32]),
+            "{what}: {probe:?}"
+        );
         let answer = self.buffer.device.read(self.request(fd))?;
         let out = answer
             .ok(|out| out.reason)

@@ -14,7 +14,7 @@ use crate::volume::Volume;
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use libc::EOPNOTSUPP;
 use std::time::Duration;
-use vramio_abi::{Certainty, Reason, VramioIo, VRAMIO_IOC_READ};
+use vramio_abi::{Certainty, Reason, VramioIo, VramioProbe, VRAMIO_IOC_READ};
 use vramio_guest::file::{Extent, FilePlan};
 use vramio_guest::pattern;
 use vramio_qemu::guest::Session;
@@ -36,7 +36,11 @@ const RANGES: [(u64, u64); 6] = [
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for stack in Stack::ALL {
-        for fs in [None, Some(FileSystem::Ext4), Some(FileSystem::Xfs)] {
+        let mut kinds = vec![None, Some(FileSystem::Ext4)];
+        if matches!(stack, Stack::Raid0 | Stack::Raid1 | Stack::Raid10) {
+            kinds.push(Some(FileSystem::Xfs));
+        }
+        for fs in kinds {
             let on = fs.map_or("raw", FileSystem::name);
             let name = format!("stack/{}/{on}", stack.name());
             cases.push(Case::new(name, Kind::Stacks, move |context| {
@@ -418,6 +422,20 @@ fn failover(context: &mut Context<'_>) -> Result<()> {
     setup.untouched()
 }
 
+/// The address of the PCI function that a refusal is due to, as sysfs names it.
+fn device_address(setup: &Setup<'_, '_>, fd: i32) -> Result<String> {
+    let arg = VramioProbe {
+        fd,
+        buffer: setup.buffer.id,
+        ..VramioProbe::default()
+    };
+    let probe = setup.buffer.device.probe(arg)?.ok(|out| out.reason)?;
+    ensure!(probe.distance == -1, "{probe:?}");
+    let (domain, devid) = (probe.target_domain, probe.target_devid);
+    let (bus, slot, function) = (devid >> 8, devid >> 3 & 0x1f, devid & 7);
+    Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.{function}"))
+}
+
 /// All of a device as an extent.
 fn whole(len: u64) -> Extent {
     Extent {
@@ -453,6 +471,13 @@ fn far_path(context: &mut Context<'_>) -> Result<()> {
     for way in [Way::Read, Way::Write] {
         setup.refused("with a far path", way, setup.request(fd), expected)?;
     }
+    // The probe tells the address of its controller, too.
+    let controller = session.run(&["readlink", "-f", &format!("/sys/block/{far}")])?;
+    let address = format!("/{}/nvme/", device_address(&setup, fd)?);
+    ensure!(
+        controller.contains(&address),
+        "the probe says {address}, the path is {controller}"
+    );
 
     setup.context.vm.monitor.unplug("far")?;
     wait(&session, "the far path to go", |session| {

@@ -9,7 +9,7 @@ use crate::fleet::{Kind, INTEGRITY, MEMBERS, SHARE, SHARED_FILE};
 use crate::lane::Case;
 use crate::refusal::{expect, Expected, Setup, Way, PAGE};
 use crate::stack::{self, MOUNTED};
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context as _, Result};
 use libc::EOPNOTSUPP;
 use nix::{request_code_read, request_code_readwrite, request_code_write};
 use vramio_abi::Reason;
@@ -17,6 +17,10 @@ use vramio_guest::file::FilePlan;
 use vramio_qemu::guest::Session;
 
 const MIB: u64 = 1 << 20;
+/// An empty btrfs and an empty f2fs of at most `MADE_LEN` bytes.
+const BTRFS: &str = include_str!("../../data/btrfs.hex");
+const F2FS: &str = include_str!("../../data/f2fs.hex");
+const MADE_LEN: usize = 64 << 20;
 /// A subsystem that the guest offers to itself.
 const NQN: &str = "vramio-unfit";
 /// The kernel's settings for it.
@@ -36,6 +40,12 @@ pub fn cases() -> Vec<Case> {
     case("ext4-verity", verity);
     case("ext4-dax", dax);
     case("xfs-realtime", realtime);
+    case("btrfs", |context| {
+        made_elsewhere(context, "btrfs", BTRFS, Reason::Btrfs)
+    });
+    case("f2fs", |context| {
+        made_elsewhere(context, "f2fs", F2FS, Reason::F2fs)
+    });
     case("overlayfs", overlayfs);
     case("9p", plan9);
     case("loop", loop_device);
@@ -270,6 +280,38 @@ fn realtime(context: &mut Context<'_>) -> Result<()> {
     session.mount(&disk, MOUNTED, "xfs", 0, &rtdev)?;
     let (path, _) = file(session, "file")?;
     setup.path_is_refused(&path, libc::O_RDWR, refusal(Reason::RealtimeDevice, "xfs"))?;
+    finish(&setup)
+}
+
+/// A file system that the guest has no program to make.
+fn made_elsewhere(
+    context: &mut Context<'_>,
+    fs: &'static str,
+    content: &str,
+    reason: Reason,
+) -> Result<()> {
+    let setup = setup(context)?;
+    let disk = spare(&setup)?;
+    let session = setup.session();
+    let image = setup.context.vm.image(MEMBERS[0])?;
+    image.write(0, &vec![0; MADE_LEN])?;
+    for line in content.lines().filter(|line| !line.starts_with('#')) {
+        let (offset, digits) = line.split_once(' ').context("a line without a space")?;
+        let bytes = digits
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?))
+            .collect::<Result<Vec<u8>>>()?;
+        image.write(offset.parse()?, &bytes)?;
+    }
+    // The guest remembers what another case left there.
+    session.drop_caches()?;
+    session.run(&["modprobe", fs])?;
+    session.mount(&disk, MOUNTED, fs, 0, "")?;
+    let (path, _) = file(session, "file")?;
+    for flags in [libc::O_RDWR, libc::O_RDWR | libc::O_DIRECT] {
+        setup.path_is_refused(&path, flags, refusal(reason, fs))?;
+    }
     finish(&setup)
 }
 
