@@ -157,6 +157,15 @@ driver! {
         stream::synchronize_all()?;
         memory::free(address)
     }
+    fn cuMemHostAlloc(start: *mut *mut c_void, len: usize, flags: c_uint) {
+        let _ = flags;
+        context::need()?;
+        put(start, memory::alloc_pinned(len)?)
+    }
+    fn cuMemFreeHost(start: *mut c_void) {
+        stream::synchronize_all()?;
+        memory::free_pinned(start.addr())
+    }
     fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
         let _ = flags;
         context::need()?;

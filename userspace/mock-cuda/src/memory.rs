@@ -54,23 +54,15 @@ fn lock() -> MutexGuard<'static, State> {
 pub(crate) fn alloc(ctx: *mut c_void, len: usize) -> Result<DevicePtr, u32> {
     let device = context::index(ctx)?;
     let whole = len.checked_next_multiple_of(GRAIN).ok_or(OUT_OF_MEMORY)?;
-    let size = NonZeroUsize::new(whole).ok_or(INVALID_VALUE)?;
+    if whole == 0 {
+        return Err(INVALID_VALUE);
+    }
     let mut state = lock();
     let again = state.freed.iter().rposition(|(_, freed)| *freed == whole);
     let start = match again {
         Some(index) => state.freed.swap_remove(index).0,
         None => {
-            // SAFETY: Without an address and MAP_FIXED, the kernel takes a range that
-            // nothing uses.
-            let mapped = unsafe {
-                mmap_anonymous(
-                    None,
-                    size,
-                    ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                    MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
-                )
-            };
-            let start: NonNull<c_void> = mapped.map_err(|_| OUT_OF_MEMORY)?;
+            let start = map(whole)?;
             start.as_ptr().expose_provenance() as u64 + DISTANCE
         }
     };
@@ -99,11 +91,7 @@ pub(crate) fn free(address: DevicePtr) -> Done {
         state.freed.push((address, whole));
         return Ok(());
     }
-    let start: *mut c_void = std::ptr::with_exposed_provenance_mut((address - DISTANCE) as usize);
-    if let Some(start) = NonNull::new(start) {
-        // SAFETY: `alloc` mapped it, and nothing uses it any more.
-        let _ = unsafe { munmap(start, whole) };
-    }
+    unmap((address - DISTANCE) as usize, whole);
     Ok(())
 }
 
@@ -130,6 +118,43 @@ pub(crate) fn register(start: usize, len: usize) -> Done {
 
 pub(crate) fn unregister(start: usize) -> Done {
     lock().pinned.remove(&start).map(drop).ok_or(NOT_REGISTERED)
+}
+
+/// Host memory that is pinned from the start.
+pub(crate) fn alloc_pinned(len: usize) -> Result<*mut c_void, u32> {
+    let start = map(len)?;
+    register(start.as_ptr().expose_provenance(), len)?;
+    Ok(start.as_ptr())
+}
+
+pub(crate) fn free_pinned(address: usize) -> Done {
+    let len = lock().pinned.remove(&address).ok_or(INVALID_VALUE)?;
+    unmap(address, len);
+    Ok(())
+}
+
+/// Maps host memory, which is zero.
+fn map(len: usize) -> Result<NonNull<c_void>, u32> {
+    let size = NonZeroUsize::new(len).ok_or(INVALID_VALUE)?;
+    // SAFETY: Without an address and MAP_FIXED, the kernel takes a range that nothing
+    // uses.
+    let mapped = unsafe {
+        mmap_anonymous(
+            None,
+            size,
+            ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+            MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE,
+        )
+    };
+    mapped.map_err(|_| OUT_OF_MEMORY)
+}
+
+/// Unmaps what [`map`] mapped.
+fn unmap(address: usize, len: usize) {
+    if let Some(start) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) {
+        // SAFETY: Whoever frees memory has said that nothing uses it any more.
+        let _ = unsafe { munmap(start, len) };
+    }
 }
 
 fn pinned(address: usize) -> Option<(usize, usize)> {

@@ -45,7 +45,7 @@ impl Default for Config {
             policy: Policy::default(),
             threshold: 0,
             staging_bytes: 256 << 20,
-            slab_bytes: 4 << 20,
+            slab_bytes: 8 << 20,
             staging_wait: Duration::from_secs(30),
             threads: cores.min(8),
             split_bytes: 2 << 20,

@@ -62,6 +62,8 @@ pub(crate) struct Target {
     pub(crate) no_cachestat: AtomicBool,
     /// RWF_NOWAIT is not there for this file.
     pub(crate) no_nowait: AtomicBool,
+    /// The last small read was in the page cache.
+    pub(crate) likely_cached: AtomicBool,
     warned: Mutex<HashSet<Code<Reason>>>,
 }
 
@@ -163,6 +165,7 @@ impl File {
                 no_direct: AtomicBool::new(false),
                 no_cachestat: AtomicBool::new(false),
                 no_nowait: AtomicBool::new(false),
+                likely_cached: AtomicBool::new(false),
                 warned: Mutex::new(HashSet::new()),
             }),
         })

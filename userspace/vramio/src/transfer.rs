@@ -15,7 +15,7 @@ use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
 use crate::memory::GpuBuffer;
 use crate::outcome::{Direction, Outcome};
-use crate::plan::{Map, Plan, Request, Section, Way};
+use crate::plan::{Limits, Map, Plan, Request, Section, Way};
 use crate::policy::Policy;
 
 /// Below this length, in bytes, holes are not looked for: reading zeros is faster.
@@ -163,7 +163,7 @@ impl File {
                 buffer_offset: request.buffer_offset + buffer.range.start,
                 ..request
             },
-            cancel: options.cancel.clone().unwrap_or_default(),
+            cancel: options.cancel.clone(),
             after: options.after,
         };
         self.plan_and_run(&job)
@@ -175,11 +175,11 @@ impl File {
         let direct = self.direct(job);
         // Without holes to look for, and nothing direct, there is nothing to plan, nor
         // to ask the file for.
-        if let Err(error) = &direct {
-            self.fall_back(error.reason, || error.clone())?;
+        if let Err(refusal) = &direct {
+            self.fall_back(refusal.reason(), || refusal.error(self, &request))?;
             if request.direction == Direction::Write || request.len < SPARSE_FROM {
                 let mut outcome = inner.compat.transfer(job)?;
-                explain(&mut outcome, error.reason);
+                explain(&mut outcome, refusal.reason());
                 return Ok(outcome);
             }
         }
@@ -198,8 +198,8 @@ impl File {
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
         let plan = match &direct {
             Ok((engine, limits)) => (Plan::direct(request, *limits, size), Some(*engine)),
-            Err(error) => {
-                let reason = error.reason.known().unwrap_or(Reason::FileSystem);
+            Err(refusal) => {
+                let reason = refusal.reason().known().unwrap_or(Reason::FileSystem);
                 (Plan::compat(request, reason, size), None)
             }
         };
@@ -232,22 +232,16 @@ impl File {
     }
 
     /// The engine that takes the request as it is, and its limits; or why there is none.
-    fn direct(&self, job: &Job) -> Result<(&dyn Engine, crate::plan::Limits), Error> {
-        let inner = &self.context.inner;
-        let refused = |reason: Reason| {
-            self.error(&job.request)
-                .with_errno(Errno::EOPNOTSUPP)
-                .with_reason(reason)
-        };
+    fn direct<'a>(&'a self, job: &Job) -> Result<(&'a dyn Engine, Limits), Refusal<'a>> {
         let filesystem = self.target.filesystem;
         if filesystem.reason != Reason::None {
-            return Err(refused(filesystem.reason));
+            return Err(Refusal::Known(filesystem.reason));
         }
-        let kmod = inner.kmod.as_ref().map_err(Clone::clone)?;
+        let kmod = self.context.inner.kmod.as_ref().map_err(Refusal::Never)?;
         if job.request.len < self.context.config().threshold {
-            return Err(refused(Reason::BelowThreshold));
+            return Err(Refusal::Known(Reason::BelowThreshold));
         }
-        let limits = kmod.offer(job)?;
+        let limits = kmod.offer(job).map_err(Refusal::Now)?;
         Ok((kmod, limits))
     }
 
@@ -263,7 +257,7 @@ impl File {
             request: job.request.part(section.at, len),
             ..job.clone()
         };
-        if job.cancel.is_cancelled() {
+        if job.is_cancelled() {
             return Err(self
                 .error(&job.request)
                 .with_errno(Errno::ECANCELED)
@@ -331,6 +325,38 @@ impl File {
         Error::new(Operation::from(request.direction), self.name())
             .with_range(request.file_offset, request.len)
             .with_buffer_offset(request.buffer_offset)
+    }
+}
+
+/// Why a request can't go direct. Becomes an error only where that is one: most go on
+/// through host memory.
+enum Refusal<'a> {
+    /// Known beforehand.
+    Known(Reason),
+    /// The context has no engine for it.
+    Never(&'a Error),
+    /// The engine does not take this one.
+    Now(Error),
+}
+
+impl Refusal<'_> {
+    fn reason(&self) -> Code<Reason> {
+        match self {
+            Refusal::Known(reason) => (*reason).into(),
+            Refusal::Never(error) => error.reason,
+            Refusal::Now(error) => error.reason,
+        }
+    }
+
+    fn error(&self, file: &File, request: &Request) -> Error {
+        match self {
+            Refusal::Known(reason) => file
+                .error(request)
+                .with_errno(Errno::EOPNOTSUPP)
+                .with_reason(*reason),
+            Refusal::Never(error) => (*error).clone(),
+            Refusal::Now(error) => error.clone(),
+        }
     }
 }
 

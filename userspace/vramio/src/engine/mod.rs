@@ -21,9 +21,15 @@ pub(crate) struct Job {
     pub(crate) target: Arc<Target>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) request: Request,
-    pub(crate) cancel: Cancel,
+    pub(crate) cancel: Option<Cancel>,
     /// What the caller's CUDA stream has queued comes first.
     pub(crate) after: Option<Stream>,
+}
+
+impl Job {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+    }
 }
 
 /// A CUDA stream (`cudaStream_t`, `CUstream`) of the caller, by address.

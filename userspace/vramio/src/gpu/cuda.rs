@@ -110,9 +110,16 @@ impl Ctx {
 
     /// Makes it the thread's current context until the value is dropped.
     pub(crate) fn enter(self) -> Result<Entered, Fault> {
-        // SAFETY: As `new`.
-        unsafe { call!(cuCtxPushCurrent_v2(self.raw)) }?;
+        let mut current = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the call.
+        unsafe { call!(cuCtxGetCurrent(&mut current)) }?;
+        let pushed = current != self.raw;
+        if pushed {
+            // SAFETY: As `new`.
+            unsafe { call!(cuCtxPushCurrent_v2(self.raw)) }?;
+        }
         Ok(Entered {
+            pushed,
             thread: PhantomData,
         })
     }
@@ -120,12 +127,17 @@ impl Ctx {
 
 /// A context is current in this thread.
 pub(crate) struct Entered {
+    /// It was not so before.
+    pushed: bool,
     /// What was pushed in a thread is popped in it.
     thread: PhantomData<*const ()>,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        if !self.pushed {
+            return;
+        }
         let mut popped = std::ptr::null_mut();
         // SAFETY: The pointer is valid during the call, and `enter` pushed what is
         // popped.

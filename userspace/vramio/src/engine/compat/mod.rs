@@ -167,10 +167,10 @@ mod tests {
             threads: 8,
             ..Config::default()
         });
-        assert_eq!(compat.division(0), (1, 1 << 20));
-        assert_eq!(compat.division((2 << 20) - 1), (1, 1 << 20));
+        assert_eq!(compat.division(0), (1, 2 << 20));
+        assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
         assert_eq!(compat.division(2 << 20), (8, 256 << 10));
         assert_eq!(compat.division(6 << 20), (6, 1 << 20));
-        assert_eq!(compat.division(1 << 40), (8, 1 << 20));
+        assert_eq!(compat.division(1 << 40), (8, 2 << 20));
     }
 }

@@ -29,6 +29,8 @@ struct State {
     /// The one used last comes first: its memory is warm.
     free: Vec<Slab>,
     made: usize,
+    /// Those who wait. Waking nobody would be a system call, too.
+    waiting: usize,
 }
 
 /// No staging buffer could be had.
@@ -49,6 +51,7 @@ impl Pool {
             state: Mutex::new(State {
                 free: Vec::new(),
                 made: 0,
+                waiting: 0,
             }),
             returned: Condvar::new(),
         }
@@ -80,11 +83,13 @@ impl Pool {
             if rest.is_zero() {
                 return Err(NoSlab::Exhausted);
             }
+            guard.waiting += 1;
             guard = self
                 .returned
                 .wait_timeout(guard, rest)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
+            guard.waiting -= 1;
         }
     }
 
@@ -108,16 +113,24 @@ impl Pool {
                 pool: self.clone(),
             }),
             Err(errno) => {
-                self.lock().made -= 1;
-                self.returned.notify_one();
+                let mut guard = self.lock();
+                guard.made -= 1;
+                self.wake(&guard);
                 Err(NoSlab::Memory(errno))
             }
         })
     }
 
     fn put(&self, slab: Slab) {
-        self.lock().free.push(slab);
-        self.returned.notify_one();
+        let mut guard = self.lock();
+        guard.free.push(slab);
+        self.wake(&guard);
+    }
+
+    fn wake(&self, state: &State) {
+        if state.waiting > 0 {
+            self.returned.notify_one();
+        }
     }
 
     /// What to say where it is exhausted.

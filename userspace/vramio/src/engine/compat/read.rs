@@ -16,6 +16,10 @@ use crate::file::{Align, Target};
 /// What is asked of the page cache where it can't be asked otherwise, bytes.
 const PROBE: usize = 4096;
 
+/// Reads of at most this many bytes are tried in the page cache, where the last one was
+/// there. What is brought in when that is wrong is no more than this.
+const SMALL: u64 = 64 << 10;
+
 /// Reads pieces until none is left.
 pub(super) fn pieces(hand: &mut Hand<'_>) {
     while let Some(piece) = hand.run.claim() {
@@ -59,8 +63,18 @@ fn part(hand: &mut Hand<'_>, at: u64, len: u64) -> Result<Option<u64>, Errno> {
     let Ok(cached) = cached else {
         return unbuffered(hand, direct, align, at, len);
     };
+    let small = len <= SMALL && !target.no_nowait.load(Relaxed);
+    if small && target.likely_cached.load(Relaxed) {
+        // The last one was in the cache: it is quicker to try than to ask.
+        let found = buffered(hand, cached, at, len, Wait::No)?;
+        if found != Some(0) {
+            return Ok(found);
+        }
+        target.likely_cached.store(false, Relaxed);
+    }
     match residency(&target, cached, offset, len) {
         Residency::Cached(len) => {
+            target.likely_cached.store(true, Relaxed);
             let found = buffered(hand, cached, at, len, nowait(&target))?;
             match found {
                 Some(0) => unbuffered(hand, direct, align, at, len),

@@ -129,7 +129,7 @@ impl Run {
             if at >= self.end.load(Ordering::Relaxed) {
                 return None;
             }
-            if self.job.cancel.is_cancelled() {
+            if self.job.is_cancelled() {
                 self.end_at(at);
                 return None;
             }
@@ -190,7 +190,7 @@ impl Run {
                 outcome.error = Some(error.errno.unwrap_or(Errno::EIO));
                 outcome.reason = error.reason;
             }
-            _ if end < self.job.request.len && self.job.cancel.is_cancelled() => {
+            _ if end < self.job.request.len && self.job.is_cancelled() => {
                 if end == 0 {
                     return Err(error(&self.job, Errno::ECANCELED).with_reason(Reason::Cancelled));
                 }
@@ -241,6 +241,8 @@ pub(super) struct Hand<'r> {
     /// The position that each slot's copy is for, until the copy is known to be done.
     open: [Option<u64>; SLOTS],
     slot: usize,
+    /// Little enough for one slot: then copies need no marks, and are waited for awake.
+    small: bool,
     // Dropped last: the context stays current until then.
     entered: Option<Entered>,
 }
@@ -265,6 +267,7 @@ impl<'r> Hand<'r> {
             moved: Vec::new(),
             open: [None; SLOTS],
             slot: 0,
+            small: run.job.request.len <= run.piece,
             entered,
         })
     }
@@ -294,7 +297,14 @@ impl<'r> Hand<'r> {
         let Some(at) = self.open[slot].take() else {
             return true;
         };
-        self.copied(at, |lane| lane.wait(slot))
+        let small = self.small;
+        self.copied(at, |lane| {
+            if small {
+                lane.finish()
+            } else {
+                lane.wait(slot)
+            }
+        })
     }
 
     /// Runs something on the lane; a failure ends the request at `at`, or where an
@@ -342,10 +352,16 @@ impl<'r> Hand<'r> {
         };
         let to = memory.address() + to;
         let index = slot.index;
+        let small = self.small;
         self.open[index] = Some(at);
         self.copied(at, |lane| {
             // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_in(to, from, len) }.and_then(|()| lane.mark(index))
+            unsafe { lane.copy_in(to, from, len) }?;
+            if small {
+                Ok(())
+            } else {
+                lane.mark(index)
+            }
         })
     }
 
@@ -368,10 +384,16 @@ impl<'r> Hand<'r> {
         let from = memory.address() + from;
         let index = slot.index;
         let to = slot.start.wrapping_add(skip);
+        let small = self.small;
         self.open[index] = Some(at);
         self.copied(at, |lane| {
             // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_out(to, from, len) }.and_then(|()| lane.mark(index))
+            unsafe { lane.copy_out(to, from, len) }?;
+            if small {
+                Ok(())
+            } else {
+                lane.mark(index)
+            }
         })
     }
 
@@ -385,20 +407,24 @@ impl<'r> Hand<'r> {
 
     /// Waits for all copies and hands in what moved.
     fn finish(mut self) {
-        let open = self.open.iter().flatten().count();
         if let Some(at) = self.open.iter().flatten().min().copied() {
             // Slots are used in turn, and their copies done in that order: the last one
             // stands for all.
             let last = (1..=SLOTS)
                 .map(|back| (self.slot + SLOTS - back) % SLOTS)
-                .find(|slot| self.open[*slot].is_some());
-            // One copy is short: sleeping would take longer. Many are worth a sleep.
+                .find(|slot| self.open[*slot].is_some() && !self.small);
             self.copied(at, |lane| match last {
-                Some(last) if open > 1 => lane.wait(last),
-                _ => lane.finish(),
+                Some(last) => lane.wait(last),
+                None => lane.finish(),
             });
         }
-        self.run.lock().moved.append(&mut self.moved);
+        let mut state = self.run.lock();
+        if state.moved.is_empty() {
+            std::mem::swap(&mut state.moved, &mut self.moved);
+        } else {
+            state.moved.append(&mut self.moved);
+        }
+        drop(state);
         drop(self.lease.take());
         drop(self.entered.take());
     }
