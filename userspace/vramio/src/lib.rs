@@ -67,6 +67,7 @@ mod plan;
 mod policy;
 mod process;
 mod stats;
+mod submit;
 mod transfer;
 mod workers;
 
@@ -86,5 +87,6 @@ pub use outcome::{Direction, Moved, Outcome, Verdict};
 pub use pci::{NoPciAddress, PciAddress};
 pub use policy::{NoPolicy, Policy};
 pub use stats::Snapshot;
+pub use submit::{Batch, Completion, Pending, Submission};
 pub use transfer::Options;
 pub use vramio_abi::{Certainty, Path, Reason};
