@@ -76,6 +76,13 @@ bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by funct
 	@$(READY) && FILTER='$(FILTER)' PROFILE='$(PROFILE)' \
 	cargo run --quiet --package vramio-bench-kernel --
 
+.PHONY: bench-gpu
+bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB).
+	@$(READY) && cargo build --quiet --release --package vramio-bench-gpu && \
+	python3 tests/bench/gpu/export.py && \
+	"$${CARGO_TARGET_DIR:-target}/release/vramio-bench-gpu" \
+		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)')
+
 check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
 	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \
 	cargo fmt --all --check && \

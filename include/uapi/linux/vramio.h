@@ -355,6 +355,40 @@ enum vramio_reason {
 	VRAMIO_REASON_NO_PERMISSION = 258,
 	/* The program or the driver has no way to this GPU's memory. */
 	VRAMIO_REASON_NO_GPU = 259,
+	/* The file cannot be opened a second time without O_DIRECT. */
+	VRAMIO_REASON_NO_SECOND_FD = 260,
+	/*
+	 * The GPU memory was freed, or freed and allocated anew, since it was named.
+	 */
+	VRAMIO_REASON_STALE_BUFFER = 261,
+	/* The buffer is in host memory: there is no GPU to go to. */
+	VRAMIO_REASON_HOST_MEMORY = 262,
+	/* The GPU's driver does not export this memory as a dma-buf. */
+	VRAMIO_REASON_NO_EXPORT = 263,
+	/* The program cannot copy to or from this memory. */
+	VRAMIO_REASON_NO_COPY = 264,
+	/* The request is smaller than the direct path is worth. */
+	VRAMIO_REASON_BELOW_THRESHOLD = 265,
+	/* All staging buffers are in use. */
+	VRAMIO_REASON_POOL_EXHAUSTED = 266,
+	/* The caller cancelled the request. */
+	VRAMIO_REASON_CANCELLED = 267,
+	/* A call of the CUDA driver failed. */
+	VRAMIO_REASON_CUDA_ERROR = 268,
+	/* There is no CUDA driver. */
+	VRAMIO_REASON_NO_CUDA = 269,
+	/* The address is not memory of a GPU. */
+	VRAMIO_REASON_BAD_POINTER = 270,
+	/* FUSE or virtiofs: the data comes from a server. */
+	VRAMIO_REASON_FUSE = 271,
+	/* CephFS: the data comes over the network. */
+	VRAMIO_REASON_CEPH = 272,
+	/* SMB: the data comes over the network. */
+	VRAMIO_REASON_SMB = 273,
+	/* ZFS: the CPU computes checksums over the data. */
+	VRAMIO_REASON_ZFS = 274,
+	/* The configuration forbids the direct path here. */
+	VRAMIO_REASON_DENIED = 275,
 };
 
 /* What the module is and where its limits lie. */
