@@ -52,6 +52,10 @@ test-guest: ## Lane: all that runs in a VM.
 test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
 
+.PHONY: test-platform
+test-platform: ## Slow lane: one VM for each platform (IOMMU, ACS, root ports, bounce buffers).
+	@$(VM_TESTS) --lane platform $(FILTER)
+
 .PHONY: bench-kernel
 bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by function).
 	@$(READY) && FILTER='$(FILTER)' PROFILE='$(PROFILE)' \

@@ -9,6 +9,7 @@
 
 use crate::{
     abi::{Path, Reason, Refusal},
+    barrier::{self, Part},
     pci,
     provider::Provider,
     pure::{name::Name, split},
@@ -277,13 +278,16 @@ pub(crate) fn route(
         };
         facts.distance = Some(way.distance);
         let by_bus = way.path == Path::DirectSwitch;
-        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever.
-        if !by_bus && leaf.pdev.is_swiotlb_forced() {
+        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever. An
+        // IOMMU that translates makes bouncing unnecessary (drivers/iommu/dma-iommu.c).
+        let bounces = leaf.pdev.is_swiotlb_forced() && !leaf.pdev.is_translated();
+        if !by_bus && bounces {
             return refuse(EOPNOTSUPP, Reason::Swiotlb);
         }
         // Merge hints can be forged. With a translating IOMMU a wrong merge would be a
         // DMA to a stray address, so there the queue itself must not merge.
-        if by_bus && leaf.merges && leaf.pdev.is_translated() {
+        let strays = by_bus && leaf.merges && leaf.pdev.is_translated();
+        if strays && barrier::has(Part::Refusal) {
             return refuse(EOPNOTSUPP, Reason::MergeBarrier);
         }
         if !by_bus {

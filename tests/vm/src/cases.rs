@@ -8,6 +8,7 @@ mod async_refuse;
 mod cli;
 mod dmabuf;
 mod frame;
+mod platform;
 mod process;
 mod read;
 mod refuse;
@@ -30,6 +31,7 @@ pub fn all() -> Vec<Case> {
         async_end::cases(),
         process::cases(),
         cli::cases(),
+        platform::cases(),
     ]
     .into_iter()
     .flatten()

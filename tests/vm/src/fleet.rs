@@ -2,6 +2,7 @@
 
 //! The machines of the lane: one at a time, kept as long as cases want the same.
 
+use crate::platform;
 use anyhow::{anyhow, Result};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -32,6 +33,11 @@ pub enum Kind {
     /// Each device on a root port, and a CPU whose host bridge it does not
     /// trust.
     Apart,
+    /// The first GPU and the drive below a switch, the second GPU beyond a host
+    /// bridge that the kernel trusts, and an IOMMU that translates.
+    Translated,
+    /// One of [`platform::TABLE`].
+    Platform(usize),
 }
 
 impl Kind {
@@ -42,15 +48,18 @@ impl Kind {
             Kind::Prp => "prp",
             Kind::HostBridge => "host-bridge",
             Kind::Apart => "apart",
+            Kind::Translated => "translated",
+            Kind::Platform(index) => platform::TABLE[index].name,
         }
     }
 
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp => Path::DirectSwitch,
+            Kind::Default | Kind::Prp | Kind::Translated => Path::DirectSwitch,
             Kind::HostBridge => Path::DirectHostBridge,
             Kind::Apart => Path::None,
+            Kind::Platform(index) => platform::TABLE[index].expected.path(),
         }
     }
 
@@ -71,6 +80,16 @@ impl Kind {
                 config.cpu = "EPYC".to_owned();
             }
             Kind::Apart => config.topology = Topology::RootPorts,
+            Kind::Translated => {
+                config.topology = Topology::Split;
+                config.cpu = "EPYC".to_owned();
+                config.iommu = true;
+                config.kernel_args.push("intel_iommu=on".to_owned());
+                // With SGLs the kernel may send too short ones (cases/merge.rs,
+                // `translated_runs`); then a wrong merge would fail in the drive.
+                config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
+            }
+            Kind::Platform(index) => platform::TABLE[index].configure(&mut config),
         }
         config
     }
@@ -122,6 +141,9 @@ impl Fleet {
             }
             let start = Instant::now();
             let config = self.config(kind);
+            if kind == Kind::Translated {
+                self.parts.add_test_module()?;
+            }
             let vm = Vm::boot(&self.parts, &config)
                 .inspect_err(|error| drop(self.dead.insert(kind, format!("{error:#}"))))?;
             eprintln!(

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
+use vramio_qemu::modules::{self, Flavour};
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{modules, prepare, programs};
+use vramio_qemu::{prepare, programs};
 
 /// What to run.
 pub struct Options {
@@ -23,6 +24,8 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
 }
 
 /// What a case does in a machine.
@@ -46,6 +49,8 @@ pub struct Case {
     pub smoke: bool,
     /// Whether it can run without our modules.
     pub stock: bool,
+    /// The slow lane that it is in; else it is in the default lane.
+    pub lane: Option<&'static str>,
 }
 
 impl Case {
@@ -60,6 +65,16 @@ impl Case {
             body: Body::In(kind, Box::new(run)),
             smoke: false,
             stock: false,
+            lane: None,
+        }
+    }
+
+    /// The same in a slow lane.
+    #[must_use]
+    pub fn slow(self, lane: &'static str) -> Self {
+        Self {
+            lane: Some(lane),
+            ..self
         }
     }
 
@@ -105,6 +120,7 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         report: Report::new(),
     }));
     let mut cases = cases::all();
+    cases.retain(|case| case.lane == options.lane.as_deref());
     cases.retain(|case| case.smoke || !options.smoke);
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
@@ -134,7 +150,8 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         }
     }
     let smoke = if options.smoke { "-smoke" } else { "" };
-    let lane = format!("guest-{series}{smoke}");
+    let name = options.lane.as_deref().unwrap_or("guest");
+    let lane = format!("{name}-{series}{smoke}");
     let path = state.report.write(&prepare::checkout()?, &lane)?;
     println!("report: {}", path.display());
     // A filter that matches nothing must not look like success.
@@ -154,7 +171,7 @@ fn parts(options: &Options) -> Result<Parts> {
     let built = if options.stock {
         None
     } else {
-        Some(modules::build(&prepared, false)?)
+        Some(modules::build(&prepared, Flavour::Plain)?)
     };
     Parts::new(
         prepared,
