@@ -17,9 +17,10 @@ use crate::{
     request::Request,
     stats::{Counters, Flight},
     sys,
-    target::{Direction, Target},
-    verdict::{Verdict, Verdicts},
+    target::{Direction, End, Target},
+    verdict::Verdicts,
 };
+use core::mem;
 use kernel::{
     bindings::{
         self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOSPC, ERANGE,
@@ -42,13 +43,17 @@ pub(crate) struct Results {
     pub(crate) parts: u32,
 }
 
-/// A request under way.
+/// A request under way. It ends by [`Job::finish`] or [`Job::abandon`]; until then it
+/// counts as one in flight.
 pub(crate) struct Job {
     request: Request,
-    target: Target,
+    target: End,
     buffer: Arc<Buffer>,
-    verdict: Verdict,
+    /// How its data travels.
+    path: Path,
     flight: Flight,
+    /// Inside the registration's gate, since it began, for the first part.
+    inside: bool,
     /// Bytes to move.
     end: u64,
     /// Bytes of the part under way.
@@ -84,13 +89,10 @@ impl Job {
     ) -> Result<Self, Refusal> {
         request.check_range(&buffer)?;
         let target = Target::open(request.fd, request.direction)?;
-        let (flight, verdict) = {
-            let inside = buffer.enter()?;
-            let provider = inside.provider();
-            let flight = Flight::begin(request.direction, stats, provider.counters().clone());
-            (flight, verdicts.on(&target, provider))
-        };
-        let checked = verdict.and_then(|verdict| {
+        let inside = buffer.enter()?;
+        let provider = inside.provider();
+        let flight = Flight::begin(request.direction, stats, provider.counters().clone());
+        let checked = verdicts.on(&target, provider).and_then(|verdict| {
             request.check_align(verdict.attributes.align)?;
             Ok(verdict)
         });
@@ -113,12 +115,14 @@ impl Job {
                 u64::from(verdict.attributes.align.offset),
             ),
         };
+        inside.stay();
         Ok(Self {
             request,
-            target,
+            target: target.into_end(&verdict.attributes),
             buffer,
-            verdict,
+            path: verdict.route.path,
             flight,
+            inside: true,
             end,
             asked: 0,
             charge: Charge::default(),
@@ -170,12 +174,17 @@ impl Job {
         if unsafe { sys::vramio_fatal_signal_pending() } {
             return self.stop(EINTR, Reason::Interrupted);
         }
-        let cap = self.target.part_bytes(&self.verdict.attributes);
         let at = self.request.file_offset + self.results.bytes;
-        self.asked = split::part(at, self.end - self.results.bytes, cap);
+        let left = self.end - self.results.bytes;
+        self.asked = split::part(at, left, self.target.part_bytes);
 
         // For one part at a time, so that revoking waits for no more than that.
-        let entered = self.buffer.enter();
+        let entered = if mem::take(&mut self.inside) {
+            // SAFETY: `begin()` stayed inside, and we go on there once.
+            Ok(unsafe { self.buffer.inside_again() })
+        } else {
+            self.buffer.enter()
+        };
         let inside = match &entered {
             Ok(inside) => inside,
             &Err(r) => {
@@ -189,7 +198,7 @@ impl Job {
             return self.stop(ERANGE, Reason::OutOfRange);
         };
         let write = self.request.direction == Direction::Write;
-        let path = self.verdict.route.path;
+        let path = self.path;
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_submit(write, at, from, self.asked, path as u32) };
         if let Some(bvec) = slice.trimmed() {
@@ -207,7 +216,6 @@ impl Job {
                 iocb,
                 self.request.direction,
                 &self.target,
-                &self.verdict,
                 inside.provider(),
                 &slice,
                 at,
@@ -266,16 +274,21 @@ impl Job {
     }
 
     /// The results, or why nothing moved; counts them.
-    pub(crate) fn finish(&self, stats: &Counters) -> Result<Results, Refusal> {
+    pub(crate) fn finish(self, stats: &Counters) -> Result<Results, Refusal> {
         let outcome = self.outcome();
         self.flight.end(stats, &outcome);
         outcome
     }
 
+    /// Ends a job of which nothing was submitted: its request is to be begun again.
+    pub(crate) fn abandon(self, stats: &Counters) {
+        self.flight.abandon(stats);
+    }
+
     fn outcome(&self) -> Result<Results, Refusal> {
         let mut results = self.results;
         if results.bytes > 0 {
-            results.path = self.verdict.route.path;
+            results.path = self.path;
         } else {
             if results.error != 0 {
                 return Err(Refusal::new(results.error, results.reason));
@@ -297,7 +310,7 @@ impl Job {
             asked: self.asked,
             returned: moved,
             submitted: self.charge.bytes,
-            align: u64::from(self.verdict.attributes.align.offset),
+            align: u64::from(self.target.align),
             direct,
         });
         let write = self.request.direction == Direction::Write;
@@ -332,6 +345,15 @@ impl Job {
     }
 }
 
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.inside {
+            // SAFETY: `begin()` stayed inside, and no part was submitted.
+            drop(unsafe { self.buffer.inside_again() });
+        }
+    }
+}
+
 fn rank(certainty: Certainty) -> u8 {
     match certainty {
         Certainty::Consistent => 0,
@@ -353,7 +375,7 @@ fn error_reason(errno: u32, direction: Direction) -> Reason {
 }
 
 /// Runs a job to its end in the calling task.
-pub(crate) fn run(job: &mut Job, stats: &Counters) -> Result<Results, Refusal> {
+pub(crate) fn run(mut job: Job, stats: &Counters) -> Result<Results, Refusal> {
     let mut iocb = bindings::kiocb::default();
     // SAFETY: Without `on_done` nothing is queued.
     while let Step::Arrived(ret) = unsafe { job.submit(&mut iocb, Wait::May, None) } {
