@@ -8,6 +8,7 @@ mod async_refuse;
 mod cli;
 mod dmabuf;
 mod frame;
+mod merge;
 mod platform;
 mod process;
 mod read;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Case> {
         async_end::cases(),
         process::cases(),
         cli::cases(),
+        merge::cases(),
         platform::cases(),
     ]
     .into_iter()
