@@ -38,6 +38,9 @@ pub const MODULE_DIR: &str = "usr/lib/vramio";
 /// Where the vramio of [`Parts::add_test_module`] lies.
 pub const TEST_MODULE: &str = "usr/lib/vramio/test/vramio.ko";
 
+/// Where the rules of [`Parts::add_udev`] lie.
+const UDEV_RULES: &str = "usr/lib/udev/rules.d/60-vramio.rules";
+
 /// What machines are made from.
 #[derive(Debug)]
 pub struct Parts {
@@ -100,6 +103,21 @@ impl Parts {
         }
         let modules = modules::build(&self.prepared, Flavour::Test)?;
         self.extras.push(extra(&modules.vramio, TEST_MODULE, 0o644));
+        Ok(())
+    }
+
+    /// Puts udev and our rules into the machines to come. It is not started.
+    ///
+    /// # Errors
+    ///
+    /// When the build root lacks a file.
+    pub fn add_udev(&mut self) -> Result<()> {
+        if self.extras.iter().any(|extra| extra.target == UDEV_RULES) {
+            return Ok(());
+        }
+        self.extras.extend(image::udev(&self.prepared.root)?);
+        let rules = prepare::checkout()?.join("packaging/udev/60-vramio.rules");
+        self.extras.push(extra(&rules, UDEV_RULES, 0o644));
         Ok(())
     }
 

@@ -143,6 +143,7 @@ impl Fleet {
             let config = self.config(kind);
             if kind == Kind::Translated {
                 self.parts.add_test_module()?;
+                self.parts.add_udev()?;
             }
             let vm = Vm::boot(&self.parts, &config)
                 .inspect_err(|error| drop(self.dead.insert(kind, format!("{error:#}"))))?;

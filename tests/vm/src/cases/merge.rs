@@ -61,6 +61,7 @@ pub fn cases() -> Vec<Case> {
             translated_forged,
         ),
         case(Kind::Translated, "translated/merges-off", translated_rule),
+        case(Kind::Translated, "translated/udev-rule", udev_rule),
         case(Kind::Translated, "translated/members", translated_members),
         case(Kind::Translated, "translated/runs", translated_runs),
     ]
@@ -611,6 +612,31 @@ fn refused(setup: &Setup, component: &str) -> Result<()> {
         "{probe:?}: {name}, expected {component}"
     );
     Ok(())
+}
+
+/// The udev rule turns the merges off, and with that opens the way.
+fn udev_rule(context: &mut Context<'_>) -> Result<()> {
+    load(context, None)?;
+    let setup = Setup::new(context)?;
+    setup.set_queue(context, "nomerges", "0")?;
+    refused(&setup, &setup.disk)?;
+    let session = &context.session;
+    session.run(&["/usr/lib/systemd/systemd-udevd", "--daemon"])?;
+    session.run(&[
+        "udevadm",
+        "trigger",
+        "--action=add",
+        "--subsystem-match=block",
+    ])?;
+    session.run(&["udevadm", "settle", "--timeout=30"])?;
+    session.run(&["udevadm", "control", "--exit"])?;
+    let path = format!("/sys/block/{}/queue/nomerges", setup.disk);
+    let found = session.read_text(&path)?;
+    ensure!(found.trim() == "2", "nomerges is {found}");
+    let answer = setup.device.read(setup.io(0, 0, 0, false))?;
+    ensure!(answer.ok(|out| out.reason)?.bytes == PAGE);
+    setup.set_queue(context, "nomerges", "0")?;
+    context.vm.excuse(IOMMU_FAULT).map(drop)
 }
 
 /// Memory in many runs, by bus addresses behind an IOMMU.
