@@ -34,6 +34,9 @@ pub struct Config {
     pub topology: Topology,
     /// QEMU's name for the CPU model.
     pub cpu: String,
+    /// Put an Intel IOMMU between devices and memory. The kernel uses it if
+    /// `kernel_args` say so.
+    pub iommu: bool,
     /// GPUs.
     pub gpus: usize,
     /// Bytes of memory of each GPU.
@@ -59,6 +62,7 @@ impl Config {
             name: name.to_owned(),
             topology: Topology::Switch,
             cpu: "max".to_owned(),
+            iommu: false,
             gpus: 1,
             vram: 256 << 20,
             disks,
@@ -341,7 +345,12 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
         ),
     );
     devices(&mut args, config, dir);
-    for event in trace::EVENTS {
+    let translations: &[&str] = if config.iommu {
+        &trace::TRANSLATIONS
+    } else {
+        &[]
+    };
+    for event in trace::EVENTS.iter().chain(translations) {
         args.pair("-trace", &format!("enable={event}"));
     }
     args.pair("-D", &dir.trace().display().to_string());
@@ -365,6 +374,10 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
         }
     }
     let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
+    // Devices that come before it are not behind it.
+    if config.iommu {
+        args.pair("-device", "intel-iommu");
+    }
     args.0
         .extend(config.topology.ports(config.gpus + controllers));
     for gpu in 0..config.gpus {
@@ -378,7 +391,10 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
         );
         args.pair(
             "-device",
-            &format!("ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},bus=port{gpu}"),
+            &format!(
+                "ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},{}",
+                config.topology.place(gpu)
+            ),
         );
     }
     let mut ports = config.gpus..;
@@ -393,7 +409,10 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             let id = controller(index, path);
             args.pair(
                 "-device",
-                &format!("nvme,id={id},serial={serial},bus=port{port}{subsystem}"),
+                &format!(
+                    "nvme,id={id},serial={serial},{}{subsystem}",
+                    config.topology.place(port)
+                ),
             );
         }
         for disk in config.disks.iter().filter(|disk| disk.serial == *serial) {

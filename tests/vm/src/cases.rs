@@ -10,6 +10,8 @@ mod dmabuf;
 mod failure;
 mod frame;
 mod fuzz;
+mod merge;
+mod platform;
 mod process;
 mod read;
 mod refuse;
@@ -38,6 +40,8 @@ pub fn all() -> Vec<Case> {
         process::cases(),
         cli::cases(),
         fuzz::cases(),
+        merge::cases(),
+        platform::cases(),
     ]
     .into_iter()
     .flatten()

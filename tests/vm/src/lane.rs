@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
-use vramio_qemu::modules::{self, Modules};
+use vramio_qemu::modules::{self, Flavour, Modules};
 use vramio_qemu::vm::{Parts, Vm};
 use vramio_qemu::{prepare, programs};
 
@@ -27,6 +27,8 @@ pub struct Options {
     pub stock: bool,
     /// A `vramio.ko` in place of the one that is built here.
     pub module: Option<PathBuf>,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
 }
 
 /// What a case does in a machine.
@@ -50,6 +52,8 @@ pub struct Case {
     pub smoke: bool,
     /// Whether it can run without our modules.
     pub stock: bool,
+    /// The slow lane that it is in; else it is in the default lane.
+    pub lane: Option<&'static str>,
 }
 
 impl Case {
@@ -64,6 +68,16 @@ impl Case {
             body: Body::In(kind, Box::new(run)),
             smoke: false,
             stock: false,
+            lane: None,
+        }
+    }
+
+    /// The same in a slow lane.
+    #[must_use]
+    pub fn slow(self, lane: &'static str) -> Self {
+        Self {
+            lane: Some(lane),
+            ..self
         }
     }
 
@@ -109,6 +123,7 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         report: Report::new(),
     }));
     let mut cases = cases::all();
+    cases.retain(|case| case.lane == options.lane.as_deref());
     cases.retain(|case| case.smoke || !options.smoke);
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
@@ -138,7 +153,8 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         }
     }
     let smoke = if options.smoke { "-smoke" } else { "" };
-    let lane = format!("guest-{series}{smoke}");
+    let name = options.lane.as_deref().unwrap_or("guest");
+    let lane = format!("{name}-{series}{smoke}");
     let path = state.report.write(&prepare::checkout()?, &lane)?;
     println!("report: {}", path.display());
     // A filter that matches nothing must not look like success.
@@ -158,7 +174,7 @@ fn parts(options: &Options) -> Result<Parts> {
     let built = if options.stock {
         None
     } else {
-        let built = modules::build(&prepared, false)?;
+        let built = modules::build(&prepared, Flavour::Plain)?;
         Some(Modules {
             vramio: options.module.clone().unwrap_or(built.vramio),
             ..built

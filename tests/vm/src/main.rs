@@ -10,6 +10,7 @@ mod context;
 mod filesystem;
 mod fleet;
 mod lane;
+mod platform;
 mod refusal;
 mod stack;
 mod transfer;
@@ -35,6 +36,9 @@ struct Cli {
     /// Load this vramio.ko, not one built here.
     #[arg(long, value_name = "FILE")]
     module: Option<std::path::PathBuf>,
+    /// Run the cases of a slow lane, such as platform.
+    #[arg(long)]
+    lane: Option<String>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -46,6 +50,7 @@ fn main() -> ExitCode {
         smoke: cli.smoke,
         stock: cli.stock,
         module: cli.module,
+        lane: cli.lane,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,

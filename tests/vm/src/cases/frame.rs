@@ -44,6 +44,7 @@ pub fn cases() -> Vec<Case> {
             body: Body::Alone(boot_dies),
             smoke: false,
             stock: true,
+            lane: None,
         },
     ]
 }
