@@ -108,6 +108,8 @@ pub enum Reason {
     Revoked = 46,
     /// A batch with more entries than one may have.
     BatchLimit = 47,
+    /// The provider's memory does not answer: its decode is off, or the device is gone.
+    MemoryOff = 48,
     /// The descriptor is not a dma-buf.
     DmabufBadFd = 60,
     /// The exporter lets no peer reach the buffer.
@@ -206,7 +208,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 95] = [
+    pub const ALL: [Reason; 96] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -255,6 +257,7 @@ impl Reason {
         Reason::Swiotlb,
         Reason::Revoked,
         Reason::BatchLimit,
+        Reason::MemoryOff,
         Reason::DmabufBadFd,
         Reason::DmabufNoPeer2peer,
         Reason::DmabufInRam,
@@ -565,6 +568,11 @@ impl Reason {
                 "batch-limit",
                 "the batch has more entries than one may have",
                 "split the batch",
+            ),
+            Reason::MemoryOff => (
+                "memory-off",
+                "the provider's memory does not answer: its decode is off, or the device is gone",
+                "see in the kernel's log what happened to the device; bind its driver again",
             ),
             Reason::DmabufBadFd => (
                 "dmabuf-bad-fd",

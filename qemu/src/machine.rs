@@ -4,6 +4,7 @@
 
 use crate::enter::{Bind, BuildRoot};
 use crate::kernel::Kernel;
+use crate::plug::Plug;
 use crate::topology::{Disk, Topology};
 use crate::trace;
 use anyhow::{Context, Result};
@@ -68,6 +69,17 @@ impl Config {
             shell: false,
             gdb: None,
         }
+    }
+
+    /// The serial numbers of the controllers, in their order.
+    pub fn serials(&self) -> Vec<&str> {
+        let mut serials: Vec<&str> = Vec::new();
+        for disk in &self.disks {
+            if !serials.contains(&disk.serial.as_str()) {
+                serials.push(&disk.serial);
+            }
+        }
+        serials
     }
 }
 
@@ -174,7 +186,7 @@ impl Machine {
             writable: false,
         }));
         let mut command = root.command("qemu-system-x86_64", &binds);
-        command.args(arguments(config, kernel, dir));
+        command.args(arguments(config, kernel, dir)?);
         if !config.shell {
             command.stdin(Stdio::null());
         }
@@ -307,7 +319,7 @@ fn value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
+fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<String>> {
     let mut args = Arguments(Vec::new());
     args.pair("-machine", "q35");
     // One thread for all CPUs: with more, a kernel that patches itself at boot
@@ -340,7 +352,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
             vramio_guest::protocol::PORT
         ),
     );
-    devices(&mut args, config, dir);
+    devices(&mut args, config, dir)?;
     for event in trace::EVENTS {
         args.pair("-trace", &format!("enable={event}"));
     }
@@ -349,17 +361,12 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
         args.pair("-gdb", &format!("tcp:127.0.0.1:{port}"));
     }
     args.0.extend(config.qemu_args.iter().cloned());
-    args.0
+    Ok(args.0)
 }
 
 /// GPUs, and controllers with their disks, each on a port of its own.
-fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
-    let mut serials: Vec<&str> = Vec::new();
-    for disk in &config.disks {
-        if !serials.contains(&disk.serial.as_str()) {
-            serials.push(&disk.serial);
-        }
-    }
+fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
+    let serials = config.serials();
     args.0
         .extend(config.topology.ports(config.gpus + serials.len()));
     for gpu in 0..config.gpus {
@@ -371,28 +378,23 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
                 config.vram
             ),
         );
-        args.pair(
-            "-device",
-            &format!("ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},bus=port{gpu}"),
-        );
+        args.pair("-device", &Plug::gpu(gpu).argument());
     }
-    for (index, serial) in serials.iter().enumerate() {
+    for disk in &config.disks {
         args.pair(
-            "-device",
+            "-drive",
             &format!(
-                "nvme,id=nvme{index},serial={serial},bus=port{}",
-                config.gpus + index
+                "file={},format=raw,if=none,id={},discard=unmap",
+                value(&dir.disk(disk)),
+                disk.drive()
             ),
         );
-        for disk in config.disks.iter().filter(|disk| disk.serial == *serial) {
+    }
+    for (index, serial) in serials.into_iter().enumerate() {
+        args.pair("-device", &Plug::controller(config, serial)?.argument());
+        let of_it = |disk: &&Disk| disk.serial == serial && !disk.alone;
+        for disk in config.disks.iter().filter(of_it) {
             let (drive, nsid) = (disk.drive(), disk.nsid);
-            args.pair(
-                "-drive",
-                &format!(
-                    "file={},format=raw,if=none,id={drive},discard=unmap",
-                    value(&dir.disk(disk))
-                ),
-            );
             let mut namespace = format!("nvme-ns,drive={drive},nsid={nsid},bus=nvme{index}");
             for option in &disk.options {
                 namespace.push(',');
@@ -401,6 +403,7 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             args.pair("-device", &namespace);
         }
     }
+    Ok(())
 }
 
 fn kernel_command_line(config: &Config) -> String {

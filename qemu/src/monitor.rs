@@ -2,6 +2,7 @@
 
 //! QEMU's monitor (QMP).
 
+use crate::plug::Plug;
 use anyhow::{Context, Result};
 use qapi::{qmp, Command, Qmp, Stream};
 use std::fmt;
@@ -79,15 +80,38 @@ impl Monitor {
         self.execute(&throttle).map(drop)
     }
 
+    /// Puts a device in, while the machine runs.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn plug(&mut self, device: &Plug) -> Result<()> {
+        let add: qmp::device_add =
+            serde_json::from_value(device.object()).context("build the device's command")?;
+        self.execute(&add).map(drop)
+    }
+
     /// Asks the guest to let go of a device.
     ///
     /// # Errors
     ///
     /// When QEMU refuses it or is gone.
-    pub fn unplug(&mut self, device: &str) -> Result<()> {
+    pub fn unplug(&mut self, device: &Plug) -> Result<()> {
         self.execute(&qmp::device_del {
-            id: device.to_owned(),
+            id: device.id().to_owned(),
         })
         .map(drop)
+    }
+
+    /// Whether the machine has a device still.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU is gone.
+    pub fn has(&mut self, device: &Plug) -> Result<bool> {
+        let list = self.execute(&qmp::qom_list {
+            path: "/machine/peripheral".to_owned(),
+        })?;
+        Ok(list.iter().any(|entry| entry.name == device.id()))
     }
 }

@@ -58,6 +58,9 @@ pub struct Disk {
     pub size: u64,
     /// More options for the namespace, each as `name=value`.
     pub options: Vec<String>,
+    /// Whether it is its controller's only one, and part of it: then the controller
+    /// can be taken out and put back. Its namespace id is 1.
+    pub alone: bool,
 }
 
 impl Disk {
@@ -68,7 +71,24 @@ impl Disk {
             nsid,
             size,
             options: Vec::new(),
+            alone: false,
         }
+    }
+
+    /// The same as the only disk of a controller that can be taken out.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self {
+            alone: true,
+            ..self
+        }
+    }
+
+    /// The same with one more option for the namespace.
+    #[must_use]
+    pub fn with(mut self, option: &str) -> Self {
+        self.options.push(option.to_owned());
+        self
     }
 
     /// QEMU's id of the backing drive, for the monitor.

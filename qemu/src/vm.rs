@@ -10,6 +10,7 @@ use crate::machine::{Config, Machine, RunDir};
 use crate::modules::Modules;
 use crate::monitor::Monitor;
 use crate::oracle::{self, Account, Backing, Place};
+use crate::plug::Plug;
 use crate::prepare::{self, Prepared};
 use crate::programs::Programs;
 use crate::topology::Disk;
@@ -20,6 +21,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
+use vramio_guest::protocol::PciDevice;
 
 /// How long a boot may take. It takes about 6 s on an idle host.
 const BOOT_PATIENCE: Duration = Duration::from_secs(120);
@@ -27,6 +29,8 @@ const BOOT_PATIENCE: Duration = Duration::from_secs(120);
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the guest's kernel may take to print a line.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the guest may take to find a device that was put in.
+const PLUG_PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of the console in a message.
 const CONSOLE_TAIL: usize = 25;
 /// The mock GPU's PCI id.
@@ -286,6 +290,63 @@ impl Vm {
         Backing::open(&self.dir.disk(self.disk(nsid)?))
     }
 
+    /// Takes a device out: asks the guest for it, and waits until it is gone, at most
+    /// for `patience`. Gives the time that it took.
+    ///
+    /// # Errors
+    ///
+    /// When the guest does not let go of it in time.
+    pub fn unplug(&mut self, device: &Plug, patience: Duration) -> Result<Duration> {
+        let start = Instant::now();
+        self.monitor.unplug(device)?;
+        while self.monitor.has(device)? {
+            if start.elapsed() > patience {
+                bail!("{} is still there after {patience:?}", device.id());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Puts a GPU back, and finds out where its memory is now.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it, or the guest does not see it.
+    pub fn plug_gpu(&mut self, index: usize) -> Result<()> {
+        self.monitor.plug(&Plug::gpu(index))?;
+        let start = Instant::now();
+        self.bar = loop {
+            match gpu_bar(&self.guest, &self.config) {
+                Err(_) if start.elapsed() < PLUG_PATIENCE => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                found => break found?,
+            }
+        };
+        Ok(())
+    }
+
+    /// Puts a controller with its only disk back, and waits for the disk. Gives its
+    /// device node.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it, or the guest does not see it.
+    pub fn plug_disk(&mut self, nsid: u32) -> Result<String> {
+        let plug = Plug::controller(&self.config, &self.disk(nsid)?.serial)?;
+        self.monitor.plug(&plug)?;
+        let start = Instant::now();
+        loop {
+            match self.device(nsid) {
+                Err(_) if start.elapsed() < PLUG_PATIENCE => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                found => return found,
+            }
+        }
+    }
+
     /// Begins a window of the trace.
     ///
     /// # Errors
@@ -391,10 +452,12 @@ fn keep_first(dir: &RunDir) -> Result<()> {
 /// The addresses of the GPU's memory, as the guest placed it.
 fn gpu_bar(guest: &Guest, config: &Config) -> Result<Range<u64>> {
     let devices = guest.session().pci()?;
-    let gpu = devices
-        .iter()
-        .find(|device| (device.vendor, device.device) == GPU_ID)
-        .context("the guest sees no GPU")?;
+    let is_gpu = |device: &&PciDevice| (device.vendor, device.device) == GPU_ID;
+    let gpus: Vec<&PciDevice> = devices.iter().filter(is_gpu).collect();
+    let gpu = match gpus.first() {
+        Some(gpu) if gpus.len() == config.gpus => gpu,
+        _ => bail!("the guest sees {} of {} GPUs", gpus.len(), config.gpus),
+    };
     match gpu.resources.get(GPU_BAR) {
         Some(&(start, len)) if len == config.vram => Ok(start..start + len),
         other => bail!(

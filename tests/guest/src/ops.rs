@@ -40,6 +40,7 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         Op::Pci => pci()
             .map_err(|error| failed("list PCI devices", &error))
             .and_then(to_value),
+        Op::Stuck => to_value(stuck()),
         Op::Open { path, flags } => open(&path, flags).and_then(to_value),
         Op::Close { fd } => close(fd).and_then(to_value),
         Op::Pread {
@@ -214,6 +215,27 @@ fn pci() -> io::Result<Vec<PciDevice>> {
     }
     devices.sort_by(|a: &PciDevice, b| a.address.cmp(&b.address));
     Ok(devices)
+}
+
+/// Tasks in state D, as `pid (name)`. Those that end meanwhile do not count.
+fn stuck() -> Vec<String> {
+    let subdirectories = |path: &std::path::Path| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut found = Vec::new();
+    for process in subdirectories("/proc".as_ref()) {
+        for task in subdirectories(&process.join("task")) {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            // A name may hold anything, a parenthesis, too.
+            if let Some((name, rest)) = stat.rsplit_once(") ") {
+                if rest.starts_with('D') {
+                    found.push(format!("{name})"));
+                }
+            }
+        }
+    }
+    found
 }
 
 /// A number as sysfs prints it: `0x...`.

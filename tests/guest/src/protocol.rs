@@ -126,6 +126,8 @@ pub enum Op {
     },
     /// Every PCI device → a list of [`PciDevice`].
     Pci,
+    /// Tasks that cannot be killed at the moment (state D) → a list of strings.
+    Stuck,
     /// `open(2)` → the descriptor.
     Open {
         /// Where.

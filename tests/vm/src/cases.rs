@@ -12,6 +12,7 @@ mod process;
 mod read;
 mod refuse;
 mod register;
+mod removal;
 mod write;
 
 use crate::lane::Case;
@@ -29,6 +30,7 @@ pub fn all() -> Vec<Case> {
         async_refuse::cases(),
         async_end::cases(),
         process::cases(),
+        removal::cases(),
         cli::cases(),
     ]
     .into_iter()

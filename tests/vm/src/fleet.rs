@@ -32,6 +32,9 @@ pub enum Kind {
     /// Each device on a root port, and a CPU whose host bridge it does not
     /// trust.
     Apart,
+    /// As the default one, but GPUs and the raw disk can be taken out; there is no
+    /// XFS.
+    Removable,
 }
 
 impl Kind {
@@ -42,13 +45,14 @@ impl Kind {
             Kind::Prp => "prp",
             Kind::HostBridge => "host-bridge",
             Kind::Apart => "apart",
+            Kind::Removable => "removable",
         }
     }
 
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp => Path::DirectSwitch,
+            Kind::Default | Kind::Prp | Kind::Removable => Path::DirectSwitch,
             Kind::HostBridge => Path::DirectHostBridge,
             Kind::Apart => Path::None,
         }
@@ -71,6 +75,12 @@ impl Kind {
                 config.cpu = "EPYC".to_owned();
             }
             Kind::Apart => config.topology = Topology::RootPorts,
+            Kind::Removable => {
+                config.disks = vec![
+                    Disk::new("raw", RAW, 512 << 20).alone(),
+                    Disk::new(SERIAL, EXT4, 1 << 30),
+                ];
+            }
         }
         config
     }
@@ -101,6 +111,11 @@ impl Fleet {
     pub fn parts(&mut self) -> &Parts {
         self.current = None;
         &self.parts
+    }
+
+    /// Whether the machines have our modules.
+    pub fn has_modules(&self) -> bool {
+        self.parts.has_modules()
     }
 
     /// The machine's configuration.

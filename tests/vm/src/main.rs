@@ -10,6 +10,7 @@ mod context;
 mod filesystem;
 mod fleet;
 mod lane;
+mod rest;
 mod transfer;
 
 use clap::Parser;

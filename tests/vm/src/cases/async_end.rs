@@ -8,7 +8,8 @@ use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::Kind;
 use crate::lane::Case;
-use anyhow::{anyhow, bail, ensure, Result};
+use crate::rest;
+use anyhow::{anyhow, ensure, Result};
 use libc::ESTALE;
 use std::time::{Duration, Instant};
 use vramio_abi::{Reason, VramioIo};
@@ -16,7 +17,6 @@ use vramio_guest::file::FilePlan;
 use vramio_guest::protocol::{Exit, Op, UringDone, UringPlan};
 use vramio_qemu::guest::Session;
 use vramio_qemu::oracle::{first_difference, Place, POISON};
-use vramio_qemu::remote::RemoteGpu;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -151,39 +151,7 @@ fn with_slow(
     // It may have ended by itself.
     let _ = slow.session.end();
     result?;
-    all_is_free(context)
-}
-
-/// No registration is left, and all of the GPU's memory can be had again.
-fn all_is_free(context: &Context<'_>) -> Result<()> {
-    let session = context.vm.guest.spawn()?;
-    let gpu = RemoteGpu::open(&session)?;
-    let start = Instant::now();
-    loop {
-        let info = gpu.info()?.ok(|_| 0)?;
-        if info.allocated_bytes == 0 {
-            let memory = gpu.alloc(info.total_bytes)?.ok(|_| 0)?;
-            ensure!(memory.offset == 0, "{memory:?}");
-            break;
-        }
-        if start.elapsed() > BOUND {
-            bail!("{} bytes are still allocated", info.allocated_bytes);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    session.end()?;
-    Ok(())
-}
-
-/// A value of the open file's `fdinfo`.
-fn fdinfo(slow: &Slow, name: &str) -> Result<String> {
-    let path = format!("/proc/self/fdinfo/{}", slow.buffer.device.fd());
-    let text = slow.session.read_text(&path)?;
-    let found = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"))
-        .map(str::to_owned);
-    found.ok_or_else(|| anyhow!("no {name} in: {text}"))
+    rest::all_is_free(context)
 }
 
 /// A ring that is closed takes its requests with it, between two parts. The open
@@ -202,7 +170,7 @@ fn close(context: &mut Context<'_>, way: Way) -> Result<()> {
         let end = slow.buffer.device.unregister(slow.buffer.id)?;
         ensure!(end.errno == 0, "{end:?}");
         ensure!(start.elapsed() < BOUND, "it took {:?}", start.elapsed());
-        ensure!(fdinfo(slow, "vramio-registrations")? == "0");
+        ensure!(rest::fdinfo(&slow.buffer.device, "vramio-registrations")? == 0);
         slow.quiet(context)?;
         slow.stopped(context, mark)?;
 
@@ -251,7 +219,7 @@ fn kill(context: &mut Context<'_>, way: Way) -> Result<()> {
         let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
         ensure!(answer.is_err(), "a dead process answered: {answer:?}");
         ensure!(time < BOUND, "it took {time:?}");
-        all_is_free(context)?;
+        rest::all_is_free(context)?;
         slow.quiet(context)?;
         slow.stopped(context, mark)
     })
