@@ -113,11 +113,6 @@ impl Fleet {
         &self.parts
     }
 
-    /// Whether the machines have our modules.
-    pub fn has_modules(&self) -> bool {
-        self.parts.has_modules()
-    }
-
     /// The machine's configuration.
     pub fn config(&self, kind: Kind) -> Config {
         kind.config(&self.parts.kernel().series)

@@ -3,10 +3,9 @@
 //! Afterwards: nothing is in flight, nobody waits, nothing is held.
 
 use crate::context::Context;
-use anyhow::{anyhow, bail, ensure, Context as _, Result};
+use anyhow::{anyhow, bail, Context as _, Result};
 use std::time::{Duration, Instant};
 use vramio_guest::protocol::Op;
-use vramio_qemu::guest::Session;
 use vramio_qemu::remote::{RemoteDevice, RemoteGpu, Scope};
 
 /// How long what was left behind may take to go. With a throttled disk that is what
@@ -41,26 +40,6 @@ pub fn fdinfo(device: &RemoteDevice, name: &str) -> Result<u64> {
     figure(&device.session().read_text(&path)?, name)
 }
 
-/// The module's requests in flight; `None` when it is not loaded.
-fn in_flight(session: &Session) -> Result<Option<u64>> {
-    match session.read_text(&format!("{COUNTERS}/stats")) {
-        Ok(text) => figure(&text, "in-flight").map(Some),
-        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// The module has no request in flight, or is not loaded. This is what holds after
-/// every case.
-pub fn nothing_in_flight(session: &Session) -> Result<()> {
-    until(|| {
-        Ok(match in_flight(session)? {
-            None | Some(0) => None,
-            Some(count) => Some(format!("{count} requests are still in flight")),
-        })
-    })
-}
-
 /// Nothing is in flight by any account: the module's, each provider's and those of
 /// the open files `devices`; and no task is stuck.
 pub fn at_rest(context: &Context<'_>, devices: &[&RemoteDevice]) -> Result<()> {
@@ -73,19 +52,20 @@ pub fn at_rest(context: &Context<'_>, devices: &[&RemoteDevice]) -> Result<()> {
         })?;
     }
     let session = context.vm.guest.session();
-    nothing_in_flight(&session)?;
     let device = RemoteDevice::open(&session)?;
-    let stats = |scope| -> Result<u64> {
-        Ok(device.stats(scope)?.ok(|out| out.reason)?.in_flight)
+    let empty = |scope| {
+        until(|| {
+            let count = device.stats(scope)?.ok(|out| out.reason)?.in_flight;
+            Ok((count != 0).then(|| format!("{count} requests are in flight, {scope:?}")))
+        })
     };
-    ensure!(stats(Scope::Module)? == 0, "the module's accounts disagree");
+    empty(Scope::Module)?;
     let files: Vec<String> = session.call(Op::List {
         path: COUNTERS.to_owned(),
     })?;
     for name in files.iter().filter_map(|file| file.strip_prefix("provider-")) {
         let (domain, devid) = address(name)?;
-        let count = stats(Scope::Provider { domain, devid })?;
-        ensure!(count == 0, "{name}: {count} requests are still in flight");
+        empty(Scope::Provider { domain, devid })?;
     }
     device.close()?;
     until(|| {
