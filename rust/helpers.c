@@ -494,6 +494,16 @@ bool vramio_pci_bound(struct pci_dev *pdev)
 	return state == DL_DEV_PROBING || state == DL_DEV_DRIVER_BOUND;
 }
 
+/* A virtual function has no such bit: its memory is its physical function's. */
+bool vramio_pci_decodes_memory(struct pci_dev *pdev)
+{
+	u16 command = 0;
+
+	pci_read_config_word(pdev, PCI_COMMAND, &command);
+	return !PCI_POSSIBLE_ERROR(command) &&
+	       (pdev->no_command_memory || command & PCI_COMMAND_MEMORY);
+}
+
 /* Whether the device's DMA addresses are translated by an IOMMU. */
 bool vramio_pci_translated(struct pci_dev *pdev)
 {

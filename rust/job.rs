@@ -22,7 +22,7 @@ use crate::{
 };
 use kernel::{
     bindings::{
-        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOSPC, ERANGE,
+        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENODEV, ENOSPC, ERANGE,
         EREMOTEIO,
     },
     sync::Arc,
@@ -88,7 +88,7 @@ impl Job {
         let (flight, verdict) = {
             let inside = buffer.enter()?;
             let provider = inside.provider();
-            let flight = Flight::begin(request.direction, stats, provider.counters().clone());
+            let flight = Flight::begin(request.direction, stats, provider.clone());
             (flight, verdicts.on(&target, provider))
         };
         let checked = verdict.and_then(|verdict| {
@@ -184,6 +184,10 @@ impl Job {
                 return self.stop(r.errno, r.reason);
             }
         };
+        if !inside.provider().answers() {
+            drop(entered);
+            return self.stop(ENODEV, Reason::MemoryOff);
+        }
         let from = self.request.buffer_offset + self.results.bytes;
         let Some(mut slice) = inside.slice(from, self.asked) else {
             drop(entered);
@@ -251,6 +255,11 @@ impl Job {
             if self.request.direction == Direction::Write {
                 self.stop(EIO, Reason::IoError);
             }
+            return false;
+        }
+        // The drive has done its part, but nobody knows where the data is.
+        if !self.flight.provider().answers() {
+            self.stop(ENODEV, Reason::MemoryOff);
             return false;
         }
         self.results.bytes += moved;

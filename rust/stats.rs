@@ -8,6 +8,7 @@
 use crate::{
     abi::{Certainty, Reason, Refusal, VramioStats},
     job::Results,
+    provider::Provider,
     sys,
     target::Direction,
 };
@@ -164,14 +165,18 @@ fn count(open: Option<&Counters>, provider: Option<&Counters>, add: &[[u64; 2]])
 #[must_use]
 pub(crate) struct Flight {
     direction: Direction,
-    provider: Arc<Counters>,
+    provider: Arc<Provider>,
     /// When it began, cycles.
     start: u64,
 }
 
 impl Flight {
-    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Counters>) -> Self {
-        count(Some(open), Some(&provider), &[[IN_FLIGHT as u64, 1]]);
+    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Provider>) -> Self {
+        count(
+            Some(open),
+            Some(provider.counters()),
+            &[[IN_FLIGHT as u64, 1]],
+        );
         Self {
             direction,
             provider,
@@ -180,10 +185,15 @@ impl Flight {
         }
     }
 
+    /// Whose memory it is for.
+    pub(crate) fn provider(&self) -> &Provider {
+        &self.provider
+    }
+
     /// It was not made, and is to be begun again: no request to count.
     pub(crate) fn abandon(&self, open: &Counters) {
         let landed = [IN_FLIGHT as u64, 1u64.wrapping_neg()];
-        count(Some(open), Some(&self.provider), &[landed]);
+        count(Some(open), Some(self.provider.counters()), &[landed]);
     }
 
     /// Counts its end. A refusal is counted for the provider alone: the caller counts
@@ -198,9 +208,13 @@ impl Flight {
         let results = match outcome {
             Ok(results) => results,
             Err(refusal) => {
-                count(Some(open), Some(&self.provider), &[landed, latency]);
+                count(
+                    Some(open),
+                    Some(self.provider.counters()),
+                    &[landed, latency],
+                );
                 let counter = REASON + refusal.reason as usize % REASONS;
-                self.provider.0[counter].add(1, Relaxed);
+                self.provider.counters().0[counter].add(1, Relaxed);
                 return;
             }
         };
@@ -218,7 +232,7 @@ impl Flight {
             Reason::None => 5,
             _ => add.len(),
         };
-        count(Some(open), Some(&self.provider), &add[..entries]);
+        count(Some(open), Some(self.provider.counters()), &add[..entries]);
         let write = self.direction == Direction::Write;
         // SAFETY: Passes integers.
         unsafe {

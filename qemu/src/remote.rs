@@ -12,10 +12,9 @@ use vramio_abi::mockgpu::{
 };
 use vramio_abi::{
     Reason, VramioBatch, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
-    VramioStats, VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE,
-    VRAMIO_IOC_READ, VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_STATS,
-    VRAMIO_IOC_UNREGISTER, VRAMIO_IOC_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN,
-    VRAMIO_STATS_PROVIDER,
+    VramioStats, VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ,
+    VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_STATS, VRAMIO_IOC_UNREGISTER,
+    VRAMIO_IOC_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN, VRAMIO_STATS_PROVIDER,
 };
 use vramio_guest::protocol::{IoctlResult, Op};
 

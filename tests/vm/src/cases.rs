@@ -7,6 +7,8 @@ mod async_io;
 mod async_refuse;
 mod cli;
 mod dmabuf;
+mod family;
+mod field;
 mod frame;
 mod process;
 mod read;
@@ -19,7 +21,7 @@ use crate::lane::Case;
 
 /// Every case.
 pub fn all() -> Vec<Case> {
-    [
+    let cases = [
         frame::cases(),
         read::cases(),
         write::cases(),
@@ -30,10 +32,32 @@ pub fn all() -> Vec<Case> {
         async_refuse::cases(),
         async_end::cases(),
         process::cases(),
+        family::cases(),
         removal::cases(),
+        field::cases(),
         cli::cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
+    for case in &mut cases {
+        for (_, report) in field::ALIASES.iter().filter(|(name, _)| *name == case.name) {
+            case.reports.push(report);
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_report_has_its_case() {
+        let cases = all();
+        for (name, report) in field::ALIASES {
+            assert!(
+                cases.iter().any(|case| case.name == name),
+                "{report}: there is no case {name}"
+            );
+        }
+    }
 }

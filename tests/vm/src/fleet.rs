@@ -16,6 +16,9 @@ pub const RAW: u32 = 1;
 pub const EXT4: u32 = 2;
 /// Namespace id of the disk for XFS.
 pub const XFS: u32 = 3;
+/// Namespace id of a disk with blocks of 4096 bytes, in a machine of the kind
+/// `Removable`.
+pub const BLOCK_4K: u32 = 4;
 /// Serial number of the controller of these disks.
 pub const SERIAL: &str = "vramio0";
 
@@ -79,6 +82,7 @@ impl Kind {
                 config.disks = vec![
                     Disk::new("raw", RAW, 512 << 20).alone(),
                     Disk::new(SERIAL, EXT4, 1 << 30),
+                    Disk::new(SERIAL, BLOCK_4K, 64 << 20).with("logical_block_size=4096"),
                 ];
             }
         }

@@ -23,6 +23,8 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
 }
 
 /// What a case does in a machine.
@@ -46,6 +48,10 @@ pub struct Case {
     pub smoke: bool,
     /// Whether it can run without our modules.
     pub stock: bool,
+    /// The slow lane that it is in; else it is in the default lane.
+    pub lane: Option<&'static str>,
+    /// Reports from the field that it is an answer to ([`crate::cases`]).
+    pub reports: Vec<&'static str>,
 }
 
 impl Case {
@@ -60,6 +66,17 @@ impl Case {
             body: Body::In(kind, Box::new(run)),
             smoke: false,
             stock: false,
+            lane: None,
+            reports: Vec::new(),
+        }
+    }
+
+    /// The same in a slow lane.
+    #[must_use]
+    pub fn slow(self, lane: &'static str) -> Self {
+        Self {
+            lane: Some(lane),
+            ..self
         }
     }
 
@@ -79,6 +96,14 @@ impl Case {
             stock: true,
             ..self
         }
+    }
+
+    /// Its name, with the reports, so that a filter finds both.
+    fn title(&self) -> String {
+        let reports = self.reports.iter();
+        reports.fold(self.name.clone(), |title, report| {
+            format!("{title} = field/{report}")
+        })
     }
 
     /// Cases of one machine come together.
@@ -105,13 +130,14 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         report: Report::new(),
     }));
     let mut cases = cases::all();
+    cases.retain(|case| case.lane == options.lane.as_deref());
     cases.retain(|case| case.smoke || !options.smoke);
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
         .into_iter()
         .map(|case| {
             let ignored = options.stock && !case.stock;
-            let name = case.name.clone();
+            let name = case.title();
             let state = Arc::clone(&state);
             Trial::test(name, move || execute(&case, &state)).with_ignored_flag(ignored)
         })
@@ -134,7 +160,8 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         }
     }
     let smoke = if options.smoke { "-smoke" } else { "" };
-    let lane = format!("guest-{series}{smoke}");
+    let name = options.lane.as_deref().unwrap_or("guest");
+    let lane = format!("{name}-{series}{smoke}");
     let path = state.report.write(&prepare::checkout()?, &lane)?;
     println!("report: {}", path.display());
     // A filter that matches nothing must not look like success.

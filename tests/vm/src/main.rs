@@ -30,6 +30,9 @@ struct Cli {
     /// ignored.
     #[arg(long)]
     stock: bool,
+    /// Run the cases of a slow lane, such as platform.
+    #[arg(long)]
+    lane: Option<String>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         series: cli.kernel.filter(|series| !series.is_empty()),
         smoke: cli.smoke,
         stock: cli.stock,
+        lane: cli.lane,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,

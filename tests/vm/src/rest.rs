@@ -63,7 +63,10 @@ pub fn at_rest(context: &Context<'_>, devices: &[&RemoteDevice]) -> Result<()> {
     let files: Vec<String> = session.call(Op::List {
         path: COUNTERS.to_owned(),
     })?;
-    for name in files.iter().filter_map(|file| file.strip_prefix("provider-")) {
+    for name in files
+        .iter()
+        .filter_map(|file| file.strip_prefix("provider-"))
+    {
         let (domain, devid) = address(name)?;
         empty(Scope::Provider { domain, devid })?;
     }

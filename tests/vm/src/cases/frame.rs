@@ -44,6 +44,8 @@ pub fn cases() -> Vec<Case> {
             body: Body::Alone(boot_dies),
             smoke: false,
             stock: true,
+            lane: None,
+            reports: Vec::new(),
         },
     ]
 }

@@ -248,7 +248,8 @@ fn during(
     throttle(context, 0)?;
     // It may have ended by itself.
     let _ = session.end();
-    result
+    result?;
+    rest::at_rest(context, &[])
 }
 
 /// A killed process goes away soon, its request ends between two parts, and its

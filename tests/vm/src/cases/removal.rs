@@ -22,7 +22,7 @@ use vramio_guest::protocol::UringDone;
 use vramio_qemu::guest::{Pending, Session};
 use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
 use vramio_qemu::plug::Plug;
-use vramio_qemu::remote::{PendingIo, RemoteDevice, RemoteGpu, Scope};
+use vramio_qemu::remote::{PendingIo, RemoteDevice, RemoteGpu};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -48,7 +48,91 @@ pub fn cases() -> Vec<Case> {
             }));
         }
     }
+    let soak = Case::new("soak/removal", Kind::Removable, soak);
+    cases.push(soak.slow("soak"));
     cases
+}
+
+/// Rounds of the soak, if the environment names no other number.
+const ROUNDS: u64 = 50;
+/// The number of the first round: what each does follows from it.
+const SEED: &str = "SEED";
+
+/// All events in all states, in another order in each round, all in one machine: what is
+/// left behind by one is there for the next.
+fn soak(context: &mut Context<'_>) -> Result<()> {
+    let number = |name: &str, otherwise| match std::env::var(name) {
+        Ok(text) if !text.is_empty() => text.parse().with_context(|| format!("{name}={text}")),
+        _ => Ok(otherwise),
+    };
+    let (rounds, seed) = (number("ROUNDS", ROUNDS)?, number(SEED, 1)?);
+    ensure!(rounds > 0, "ROUNDS=0");
+    for index in 0..rounds {
+        let start = Instant::now();
+        let number = seed + index;
+        let mut steps: Vec<(Event, State)> = Event::ALL
+            .into_iter()
+            .flat_map(|event| State::ALL.map(|state| (event, state)))
+            .collect();
+        shuffle(&mut steps, number);
+        for (event, state) in steps {
+            round(context, event, state)
+                .and_then(|()| context.vm.check())
+                .with_context(|| format!("round {index}, {SEED}={number}"))?;
+        }
+        eprintln!(
+            "soak: round {} of {rounds}, {:.0} s",
+            index + 1,
+            start.elapsed().as_secs_f64()
+        );
+    }
+    Ok(())
+}
+
+/// Another order, which follows from the seed.
+fn shuffle<T>(items: &mut [T], seed: u64) {
+    let random = pattern::bytes(seed, 0, items.len() * 8);
+    for (index, word) in (0..items.len()).rev().zip(random.chunks_exact(8)) {
+        let word = word
+            .iter()
+            .fold(0, |word, byte| word << 8 | u64::from(*byte));
+        items.swap(index, (word % (index as u64 + 1)) as usize);
+    }
+}
+
+/// The driver of the GPU goes, in bounded time, and comes back.
+pub(super) fn unbind_and_bind(context: &mut Context<'_>) -> Result<()> {
+    Gone::make(context, Event::Unbind, None)?.undo(context)?;
+    used_again(context)
+}
+
+/// Registrations, and requests in flight, of a process that is stopped hold up neither
+/// GPU nor disk.
+pub(super) fn holder_is_stopped(context: &mut Context<'_>) -> Result<()> {
+    for event in [Event::Unbind, Event::UnplugGpu, Event::UnplugDisk] {
+        for in_flight in [false, true] {
+            let party = Party::new(context, 103)?;
+            let flight = match in_flight {
+                true => Some(Flight::start(context, &party)?),
+                false => None,
+            };
+            party.session.kill(libc::SIGSTOP)?;
+            let gone = Gone::make(context, event, None);
+            party.session.kill(libc::SIGCONT)?;
+            let gone = gone.with_context(|| event.name())?;
+            match flight {
+                Some(flight) => landed(context, event, &party, flight)?,
+                None => refused(context, event, &party)?,
+            }
+            throttle(context, 0)?;
+            gone.undo(context)?;
+            rest::at_rest(context, &[party.device()])?;
+            party.session.end()?;
+            used_again(context)?;
+            rest::all_is_free(context)?;
+        }
+    }
+    Ok(())
 }
 
 /// What goes away.
@@ -212,10 +296,7 @@ fn export(beside: &Buffer) -> Result<Buffer> {
         ..VramioRegisterDmabuf::default()
     };
     let device = beside.device.clone();
-    let id = device
-        .register_dmabuf(request)?
-        .ok(|out| out.reason)?
-        .id;
+    let id = device.register_dmabuf(request)?.ok(|out| out.reason)?.id;
     device.session().close(fd)?;
     Ok(Buffer {
         gpu,
@@ -253,9 +334,13 @@ impl Flight {
         };
         let calls = vec![request(0, MIB)];
         let pieces = 512 * KIB;
-        let batch: Vec<_> = (0..BATCH).map(|i| request(SIZE + i * pieces, pieces)).collect();
+        let batch: Vec<_> = (0..BATCH)
+            .map(|i| request(SIZE + i * pieces, pieces))
+            .collect();
         let pieces = 256 * KIB;
-        let ring: Vec<_> = (0..RING).map(|i| request(MIB + i * pieces, pieces)).collect();
+        let ring: Vec<_> = (0..RING)
+            .map(|i| request(MIB + i * pieces, pieces))
+            .collect();
         let mark = context.vm.mark()?;
         let device = party.device();
         let flight = Self {
@@ -291,7 +376,10 @@ impl Flight {
             error: call.errno.max(call.out.error),
             ..call.out
         };
-        let batch = self.batch.join().map_err(|_| anyhow!("a thread of the test"))??;
+        let batch = self
+            .batch
+            .join()
+            .map_err(|_| anyhow!("a thread of the test"))??;
         let ring = self.ring.wait()?;
         let ring = ring.iter().map(Outcome::of_completion);
         let outcomes = [vec![Outcome::of_entry(&call)], batch, ring.collect()];
@@ -365,7 +453,10 @@ impl Gone {
             (Event::Unmap, Some(party)) => party.session.unmap(party.mapped.addr, SIZE)?,
             (Event::Free, Some(party)) => {
                 let offset = party.mapped.offset;
-                let freed = party.mapped.gpu.free_with(offset, mock::MOCKGPU_FREE_WAIT)?;
+                let freed = party
+                    .mapped
+                    .gpu
+                    .free_with(offset, mock::MOCKGPU_FREE_WAIT)?;
                 ensure!(freed.errno == 0, "{freed:?}");
             }
             // Nobody has anything.
@@ -492,12 +583,7 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
 
 /// The requests that were in flight: each has done all, or was refused and moved
 /// nothing. Once the event is over, nothing arrives in memory that it took away.
-fn landed(
-    context: &mut Context<'_>,
-    event: Event,
-    party: &Party,
-    flight: Flight,
-) -> Result<()> {
+fn landed(context: &mut Context<'_>, event: Event, party: &Party, flight: Flight) -> Result<()> {
     let before = party.memory(context)?;
     let (place, mark) = (flight.place.clone(), flight.mark);
     let start = Instant::now();
@@ -579,10 +665,7 @@ fn reused(context: &mut Context<'_>, event: Event, party: &Party) -> Result<()> 
     };
     for (buffer, end) in party.buffers().into_iter().zip(event.ends()) {
         if end.is_some() && !event.keeps_registrations() {
-            party
-                .device()
-                .unregister(buffer.id)?
-                .ok(|out| out.reason)?;
+            party.device().unregister(buffer.id)?.ok(|out| out.reason)?;
             continue;
         }
         let memory = buffer.offset..buffer.offset + SIZE;
