@@ -335,8 +335,14 @@ impl Vm {
     /// When QEMU refuses it, or the guest does not see it.
     pub fn plug_disk(&mut self, nsid: u32) -> Result<String> {
         let plug = Plug::controller(&self.config, &self.disk(nsid)?.serial)?;
-        self.monitor.plug(&plug)?;
         let start = Instant::now();
+        // QEMU lets go of the drive some time after it says that the device is gone.
+        while let Err(error) = self.monitor.plug(&plug) {
+            if start.elapsed() > PLUG_PATIENCE {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
         loop {
             match self.device(nsid) {
                 Err(_) if start.elapsed() < PLUG_PATIENCE => {
@@ -381,7 +387,12 @@ impl Vm {
                 faults.join("\n")
             );
         }
-        if let Some(exit) = self.machine.exit() {
+        let exit = match flushed {
+            Ok(()) => self.machine.exit(),
+            // It is seen a little later that QEMU is gone.
+            Err(_) => self.machine.exit_within(EXIT_PATIENCE),
+        };
+        if let Some(exit) = exit {
             bail!(
                 "QEMU ended ({exit})\n{}\n{}",
                 fs::read_to_string(self.dir.log())

@@ -127,7 +127,7 @@ pub(super) fn holder_is_stopped(context: &mut Context<'_>) -> Result<()> {
             throttle(context, 0)?;
             gone.undo(context)?;
             rest::at_rest(context, &[party.device()])?;
-            party.session.end()?;
+            drop(party);
             used_again(context)?;
             rest::all_is_free(context)?;
         }
@@ -278,6 +278,13 @@ impl Party {
     }
 }
 
+impl Drop for Party {
+    /// Whatever happened: the next one must find the memory free.
+    fn drop(&mut self) {
+        let _ = self.session.end();
+    }
+}
+
 /// A registration of a dma-buf in the same process and open file.
 fn export(beside: &Buffer) -> Result<Buffer> {
     let gpu = beside.gpu.clone();
@@ -323,7 +330,8 @@ struct Flight {
 const BATCH: u64 = 4;
 const RING: u64 = 12;
 const DEPTH: u32 = 4;
-const AT_ONCE: u64 = 1 + BATCH + DEPTH as u64;
+/// The first of them may have ended when the last has begun.
+const AT_ONCE: u64 = 1 + BATCH + DEPTH as u64 - 3;
 
 impl Flight {
     fn start(context: &mut Context<'_>, party: &Party) -> Result<Self> {
@@ -359,7 +367,7 @@ impl Flight {
         loop {
             let count = rest::fdinfo(device, "vramio-in-flight")?;
             most = most.max(count);
-            if count == AT_ONCE {
+            if count >= AT_ONCE {
                 return Ok(flight);
             }
             if start.elapsed() > BOUND {
@@ -396,8 +404,10 @@ fn throttle(context: &mut Context<'_>, speed: u64) -> Result<()> {
 /// One event, from the state before to the use afterwards.
 fn round(context: &mut Context<'_>, event: Event, state: State) -> Result<()> {
     let result = attempt(context, event, state);
-    throttle(context, 0)?;
-    result.with_context(|| format!("{}, {}", event.name(), state.name()))
+    let fast = throttle(context, 0);
+    result
+        .and(fast)
+        .with_context(|| format!("{}, {}", event.name(), state.name()))
 }
 
 fn attempt(context: &mut Context<'_>, event: Event, state: State) -> Result<()> {
@@ -421,8 +431,8 @@ fn attempt(context: &mut Context<'_>, event: Event, state: State) -> Result<()> 
     gone.undo(context)?;
     if let Some(party) = &party {
         reused(context, event, party)?;
-        party.session.end()?;
     }
+    drop(party);
     used_again(context)?;
     rest::all_is_free(context)?;
     rest::at_rest(context, &[])
@@ -736,7 +746,5 @@ fn used_again(context: &mut Context<'_>) -> Result<()> {
     ensure!(account.data == flow, "{account:?}, expected {flow:?}");
     same("the memory", &party.memory(context)?, &party.content)?;
     let written = context.vm.image(fleet::RAW)?.read(2 * SIZE, SIZE)?;
-    same("the disk", &written, &party.content[..SIZE as usize])?;
-    party.session.end()?;
-    Ok(())
+    same("the disk", &written, &party.content[..SIZE as usize])
 }
