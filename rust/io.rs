@@ -7,8 +7,7 @@ use crate::{
     pages::Slice,
     provider::Provider,
     sys,
-    target::{Direction, Target},
-    verdict::Verdict,
+    target::{Direction, End},
 };
 use kernel::bindings::{self, EAGAIN, EIOCBQUEUED};
 
@@ -59,8 +58,7 @@ pub(crate) enum Wait {
 pub(crate) unsafe fn submit(
     iocb: *mut bindings::kiocb,
     direction: Direction,
-    target: &Target,
-    verdict: &Verdict,
+    target: &End,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -77,8 +75,8 @@ pub(crate) unsafe fn submit(
     };
     // A bio that must not wait cannot be split. File systems mark none that is longer
     // than a block so (fs/iomap/direct-io.c), block devices all.
-    let max = verdict.attributes.max_nowait;
-    let fits = target.is_regular() || slice.len <= max;
+    let max = target.max_nowait;
+    let fits = target.regular || slice.len <= max;
     if wait != Wait::Does && max > 0 && fits {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
@@ -88,7 +86,7 @@ pub(crate) unsafe fn submit(
     } else if wait == Wait::MayNot {
         return (Outcome::Done(-(EAGAIN as isize)), Charge::default());
     }
-    if direction == Direction::Read && target.is_regular() {
+    if direction == Direction::Read && target.regular {
         // Not every file system offers this; then the charge is what it is.
         // SAFETY: The file is open.
         let _ = unsafe { sys::vramio_file_count_extents(target.as_ptr(), at, slice.len) };
@@ -103,7 +101,7 @@ pub(crate) unsafe fn submit(
 unsafe fn attempt(
     iocb: *mut bindings::kiocb,
     direction: Direction,
-    target: &Target,
+    target: &End,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -162,7 +160,7 @@ unsafe fn attempt(
         }
     }
 
-    if direction == Direction::Read && target.is_regular() {
+    if direction == Direction::Read && target.regular {
         // The file system does this after the read; where the time is due, it may read
         // the inode's block, which would be in the charge.
         // SAFETY: The file is open.

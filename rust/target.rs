@@ -15,12 +15,16 @@ use crate::{
     stack::Stack,
     sys,
 };
+use core::mem::MaybeUninit;
 use kernel::{
     bindings::{self, EBADF, EINVAL, EISDIR, EOPNOTSUPP},
     fs::{File, LocalFile},
     prelude::*,
     sync::aref::ARef,
 };
+
+/// Words of `vramio_file_look()`.
+const LOOK: usize = 12;
 
 /// Which way the data goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +47,7 @@ pub(crate) struct Align {
 pub(crate) struct Target {
     file: ARef<File>,
     /// When the request began.
-    look: [u64; 12],
+    look: [u64; LOOK],
     direction: Direction,
 }
 
@@ -92,9 +96,12 @@ impl Target {
         let file = LocalFile::fget(fd).map_err(|_| bad)?;
         // SAFETY: An ioctl runs without fdget_pos().
         let file = unsafe { LocalFile::assume_no_fdget_pos(file) };
-        let mut look = [0; 12];
-        // SAFETY: The file is open, and keeps what is below it; there is room for 12 words.
-        unsafe { sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr()) };
+        let mut look = MaybeUninit::<[u64; LOOK]>::uninit();
+        // SAFETY: The file is open, and keeps what is below it; all words are filled in.
+        let look = unsafe {
+            sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr().cast());
+            look.assume_init()
+        };
         let target = Self {
             file,
             look,
@@ -229,15 +236,43 @@ impl Target {
         self.look[11]
     }
 
-    /// Most bytes to hand to the file system at once.
-    pub(crate) fn part_bytes(&self, attributes: &Attributes) -> u64 {
-        if !self.is_regular() {
-            return split::PART_BYTES;
+    /// What a request needs of it from here on.
+    pub(crate) fn into_end(self, attributes: &Attributes) -> End {
+        let regular = self.is_regular();
+        let part_bytes = if regular {
+            let allocated = attributes
+                .allocated
+                .unwrap_or(self.look[10].saturating_mul(512));
+            split::cap(self.size(), allocated)
+        } else {
+            split::PART_BYTES
+        };
+        End {
+            file: self.file,
+            regular,
+            part_bytes,
+            max_nowait: attributes.max_nowait,
+            align: attributes.align.offset,
         }
-        let allocated = attributes
-            .allocated
-            .unwrap_or(self.look[10].saturating_mul(512));
-        split::cap(self.size(), allocated)
+    }
+}
+
+/// The file's end of a transfer: a target that was judged.
+pub(crate) struct End {
+    file: ARef<File>,
+    /// Whether it is a regular file.
+    pub(crate) regular: bool,
+    /// Most bytes to hand to the file system at once.
+    pub(crate) part_bytes: u64,
+    /// As in [`Attributes`].
+    pub(crate) max_nowait: u64,
+    /// Alignment of offsets in the file, bytes.
+    pub(crate) align: u32,
+}
+
+impl End {
+    pub(crate) fn as_ptr(&self) -> *mut bindings::file {
+        self.file.as_ptr()
     }
 }
 
