@@ -82,7 +82,9 @@ impl Kind {
                 config.disks = vec![
                     Disk::new("raw", RAW, 512 << 20).alone(),
                     Disk::new(SERIAL, EXT4, 1 << 30),
-                    Disk::new(SERIAL, BLOCK_4K, 64 << 20).with("logical_block_size=4096"),
+                    Disk::new(SERIAL, BLOCK_4K, 64 << 20)
+                        .with("logical_block_size=4096")
+                        .with("physical_block_size=4096"),
                 ];
             }
         }

@@ -125,6 +125,7 @@ fn may_not_register(device: &RemoteDevice) -> Result<()> {
             == (EPERM, Reason::ForeignProcess as u32, 0),
         "{answer:?}"
     );
+    device.session().unmap(addr, MIB)?;
     gpu.close()?;
     Ok(())
 }
