@@ -35,6 +35,8 @@
 
 /* Words of vramio_file_look(). */
 #define VRAMIO_LOOK 12
+/* In the sixth of them: the disk is gone. */
+#define VRAMIO_LOOK_GONE BIT_ULL(63)
 /* Counters of rust/stats.rs. */
 #define VRAMIO_COUNTERS 205
 
@@ -229,6 +231,12 @@ u64 vramio_file_change(const struct file *file)
 	return (u64)inode_get_ctime_sec(inode) << 30 ^ inode_get_ctime_nsec(inode);
 }
 
+/* Whether the disk was taken away, as by hot-unplug. Then it has a size of 0. */
+static bool is_gone(const struct block_device *bdev)
+{
+	return test_bit(GD_DEAD, &bdev->bd_disk->state);
+}
+
 /*
  * A file by plain loads. The first eight words are what a verdict on it depends on
  * (rust/verdict.rs), the others what a request asks (rust/target.rs).
@@ -250,7 +258,7 @@ void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
 	if (bdev) {
 		const struct request_queue *q = bdev_get_queue(bdev);
 
-		look[5] = bdev->bd_disk->diskseq;
+		look[5] = bdev->bd_disk->diskseq | (is_gone(bdev) ? VRAMIO_LOOK_GONE : 0);
 		look[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
 		look[7] = (u64)q->limits.integrity.metadata_size << 32 |
 			  q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
@@ -299,6 +307,14 @@ struct block_device *vramio_file_bdev(const struct file *file)
 	struct inode *inode = file->f_mapping->host;
 
 	return S_ISBLK(inode->i_mode) ? I_BDEV(inode) : inode->i_sb->s_bdev;
+}
+
+/* Whether the disk below a file is gone. */
+bool vramio_file_gone(const struct file *file)
+{
+	struct block_device *bdev = vramio_file_bdev(file);
+
+	return bdev && is_gone(bdev);
 }
 
 /*

@@ -249,6 +249,11 @@ impl Job {
         }
         self.waits = false;
         self.results.parts += 1;
+        // What is gone has no blocks, and fails or ends in many ways.
+        if ret <= 0 && self.target.is_gone() {
+            self.stop(ENODEV, Reason::TargetGone);
+            return false;
+        }
         let moved = match u64::try_from(ret) {
             Ok(moved) => moved,
             Err(_) => {

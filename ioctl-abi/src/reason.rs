@@ -110,6 +110,8 @@ pub enum Reason {
     BatchLimit = 47,
     /// The provider's memory does not answer: its decode is off, or the device is gone.
     MemoryOff = 48,
+    /// The disk below the file is gone.
+    TargetGone = 49,
     /// The descriptor is not a dma-buf.
     DmabufBadFd = 60,
     /// The exporter lets no peer reach the buffer.
@@ -208,7 +210,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 96] = [
+    pub const ALL: [Reason; 97] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -258,6 +260,7 @@ impl Reason {
         Reason::Revoked,
         Reason::BatchLimit,
         Reason::MemoryOff,
+        Reason::TargetGone,
         Reason::DmabufBadFd,
         Reason::DmabufNoPeer2peer,
         Reason::DmabufInRam,
@@ -573,6 +576,11 @@ impl Reason {
                 "memory-off",
                 "the provider's memory does not answer: its decode is off, or the device is gone",
                 "see in the kernel's log what happened to the device; bind its driver again",
+            ),
+            Reason::TargetGone => (
+                "target-gone",
+                "the disk below the file is gone",
+                "see in the kernel's log what happened to the disk; open the file anew when it is back",
             ),
             Reason::DmabufBadFd => (
                 "dmabuf-bad-fd",

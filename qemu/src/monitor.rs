@@ -8,6 +8,7 @@ use qapi::{qmp, Command, Qmp, Stream};
 use std::fmt;
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long QEMU may take to answer.
@@ -88,6 +89,20 @@ impl Monitor {
     pub fn plug(&mut self, device: &Plug) -> Result<()> {
         let add: qmp::device_add =
             serde_json::from_value(device.object()).context("build the device's command")?;
+        self.execute(&add).map(drop)
+    }
+
+    /// Makes an object for a GPU's memory, of a file.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn add_memory(&mut self, id: &str, file: &Path, size: u64) -> Result<()> {
+        let add: qmp::object_add = serde_json::from_value(serde_json::json!({
+            "qom-type": "memory-backend-file",
+            "id": id, "mem-path": file, "size": size, "share": true,
+        }))
+        .context("build the object's command")?;
         self.execute(&add).map(drop)
     }
 

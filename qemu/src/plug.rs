@@ -15,13 +15,18 @@ pub struct Plug {
 }
 
 impl Plug {
-    /// A GPU of the machine.
+    /// A GPU of the machine, with its memory.
     pub fn gpu(index: usize) -> Self {
+        Self::gpu_with(index, &format!("vram{index}"))
+    }
+
+    /// The same with another object for its memory.
+    pub fn gpu_with(index: usize, memory: &str) -> Self {
         Self {
             driver: "ivshmem-plain",
             id: format!("gpu{index}"),
             options: vec![
-                ("memdev", format!("vram{index}")),
+                ("memdev", memory.to_owned()),
                 ("bus", format!("port{index}")),
             ],
         }

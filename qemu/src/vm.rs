@@ -154,6 +154,8 @@ pub struct Vm {
     bar: Range<u64>,
     first_attempt: Option<String>,
     checks: u64,
+    /// GPUs that were put back.
+    plugged: u64,
     machine: Machine,
 }
 
@@ -220,6 +222,7 @@ impl Vm {
             bar,
             first_attempt: None,
             checks: 0,
+            plugged: 0,
             machine,
         })
     }
@@ -314,7 +317,12 @@ impl Vm {
     ///
     /// When QEMU refuses it, or the guest does not see it.
     pub fn plug_gpu(&mut self, index: usize) -> Result<()> {
-        self.monitor.plug(&Plug::gpu(index))?;
+        // QEMU 10.0 dies of an object that is used for the second time.
+        self.plugged += 1;
+        let memory = format!("vram{index}-{}", self.plugged);
+        let file = self.dir.vram(index);
+        self.monitor.add_memory(&memory, &file, self.config.vram)?;
+        self.monitor.plug(&Plug::gpu_with(index, &memory))?;
         let start = Instant::now();
         self.bar = loop {
             match gpu_bar(&self.guest, &self.config) {

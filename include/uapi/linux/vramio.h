@@ -245,6 +245,8 @@ enum vramio_reason {
 	 * The provider's memory does not answer: its decode is off, or the device is gone.
 	 */
 	VRAMIO_REASON_MEMORY_OFF = 48,
+	/* The disk below the file is gone. */
+	VRAMIO_REASON_TARGET_GONE = 49,
 	/* The descriptor is not a dma-buf. */
 	VRAMIO_REASON_DMABUF_BAD_FD = 60,
 	/* The exporter lets no peer reach the buffer. */

@@ -199,7 +199,10 @@ fn execute(case: &Case, state: &Mutex<State>) -> Result<(), Failed> {
     };
     let text = result.as_ref().err().map(|error| format!("{error:#}"));
     let outcome = text.clone().map_or(Outcome::Passed, Outcome::Failed);
-    let (suite, name) = case.name.rsplit_once('/').unwrap_or(("vm", &case.name));
+    let title = case.title();
+    let suite = case.name.rsplit_once('/').map(|(suite, _)| suite);
+    let name = suite.map_or(&title[..], |suite| &title[suite.len() + 1..]);
+    let suite = suite.unwrap_or("vm");
     state.report.record(suite, name, start.elapsed(), outcome);
     text.map_or(Ok(()), |text| Err(Failed::from(text)))
 }
@@ -226,7 +229,9 @@ fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
     });
     let vm = fleet.vm(kind)?;
     let checked = vm.check().and_then(|()| all_landed(vm));
-    if ended.is_err() || checked.is_err() {
+    // What was taken out of it may be missing still.
+    let incomplete = kind == Kind::Removable && result.is_err();
+    if ended.is_err() || checked.is_err() || incomplete {
         fleet.discard();
     }
     // The kernel's fault explains the case's failure.

@@ -185,7 +185,7 @@ impl Event {
         match self {
             Event::Unmap | Event::Free => [revoked, None],
             Event::Unbind | Event::UnplugGpu => [gone; 2],
-            Event::UnplugDisk => [Some((ENODEV, Reason::NoBlockDevice)); 2],
+            Event::UnplugDisk => [Some((ENODEV, Reason::TargetGone)); 2],
             Event::MemoryOff => [Some((ENODEV, Reason::MemoryOff)); 2],
             Event::MasterOff => [None; 2],
         }
