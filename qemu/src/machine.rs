@@ -71,15 +71,20 @@ impl Config {
         }
     }
 
-    /// The serial numbers of the controllers, in their order.
-    pub fn serials(&self) -> Vec<&str> {
-        let mut serials: Vec<&str> = Vec::new();
+    /// The serial numbers of the NVMe subsystems, in their order, each with its number of
+    /// controllers.
+    pub fn subsystems(&self) -> Vec<(&str, usize)> {
+        let mut subsystems: Vec<(&str, usize)> = Vec::new();
         for disk in &self.disks {
-            if !serials.contains(&disk.serial.as_str()) {
-                serials.push(&disk.serial);
+            match subsystems
+                .iter_mut()
+                .find(|(serial, _)| *serial == disk.serial)
+            {
+                Some((_, paths)) => *paths = disk.paths.max(*paths),
+                None => subsystems.push((&disk.serial, disk.paths)),
             }
         }
-        serials
+        subsystems
     }
 }
 
@@ -366,9 +371,10 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<Strin
 
 /// GPUs, and controllers with their disks, each on a port of its own.
 fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
-    let serials = config.serials();
+    let subsystems = config.subsystems();
+    let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
     args.0
-        .extend(config.topology.ports(config.gpus + serials.len()));
+        .extend(config.topology.ports(config.gpus + controllers));
     for gpu in 0..config.gpus {
         args.pair(
             "-object",
@@ -384,15 +390,25 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
         args.pair(
             "-drive",
             &format!(
-                "file={},format=raw,if=none,id={},discard=unmap",
-                value(&dir.disk(disk)),
+                "{},if=none,id={},discard=unmap",
+                backing(disk, &value(&dir.disk(disk))),
                 disk.drive()
             ),
         );
     }
-    for (index, serial) in serials.into_iter().enumerate() {
-        args.pair("-device", &Plug::controller(config, serial)?.argument());
-        let of_it = |disk: &&Disk| disk.serial == serial && !disk.alone;
+    let mut ports = config.gpus..;
+    for (index, (serial, paths)) in subsystems.iter().enumerate() {
+        // Namespaces hang on the first controller; what has several shares them.
+        let mut subsystem = String::new();
+        if *paths > 1 {
+            args.pair("-device", &format!("nvme-subsys,id={serial},nqn={serial}"));
+            subsystem = format!(",subsys={serial}");
+        }
+        for (path, port) in (0..*paths).zip(&mut ports) {
+            let plug = Plug::controller(config, serial, controller(index, path), port);
+            args.pair("-device", &format!("{}{subsystem}", plug.argument()));
+        }
+        let of_it = |disk: &&Disk| disk.serial == *serial && !disk.alone;
         for disk in config.disks.iter().filter(of_it) {
             let (drive, nsid) = (disk.drive(), disk.nsid);
             let mut namespace = format!("nvme-ns,drive={drive},nsid={nsid},bus=nvme{index}");
@@ -404,6 +420,26 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// QEMU's name for a controller of the subsystem `index`.
+pub(crate) fn controller(index: usize, path: usize) -> String {
+    match path {
+        0 => format!("nvme{index}"),
+        _ => format!("nvme{index}-{path}"),
+    }
+}
+
+/// Where a disk's content comes from.
+fn backing(disk: &Disk, image: &str) -> String {
+    match disk.bad_sector {
+        None => format!("file={image},format=raw"),
+        Some(sector) => format!(
+            "driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename={image},\
+             file.inject-error.0.event=none,file.inject-error.0.iotype=read,\
+             file.inject-error.0.sector={sector},file.inject-error.0.once=off"
+        ),
+    }
 }
 
 fn kernel_command_line(config: &Config) -> String {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{cache, demo, lane, modules, prepare, programs, shell};
+use vramio_qemu::{cache, demo, install, lane, modules, prepare, programs, shell};
 
 /// Builds, boots and tests vramio.
 #[derive(Parser)]
@@ -41,6 +41,9 @@ enum Verb {
         #[arg(long, env = "GDB", value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
         gdb: Option<u16>,
     },
+    /// Try `make install` and `make dkms` in a system that is thrown away, and print where
+    /// the installed module lies.
+    TestInstall,
     /// Remove the cache.
     CleanCache,
     /// Run the tests that need no virtual machine.
@@ -85,6 +88,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             }
         }
         Verb::Shell { gdb } => shell::run(&parts(series)?, *gdb)?,
+        Verb::TestInstall => {
+            let module = install::run(&prepare::prepare(series, false)?)?;
+            println!("{}", module.display());
+        }
         Verb::CleanCache => cache::Cache::open()?.write()?.clear()?,
         Verb::HostTests {
             lane,

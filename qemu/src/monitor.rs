@@ -2,7 +2,6 @@
 
 //! QEMU's monitor (QMP).
 
-use crate::plug::Plug;
 use anyhow::{Context, Result};
 use qapi::{qmp, Command, Qmp, Stream};
 use std::fmt;
@@ -81,15 +80,26 @@ impl Monitor {
         self.execute(&throttle).map(drop)
     }
 
-    /// Puts a device in, while the machine runs.
+    /// Plugs a device in: its driver, id and bus, and other properties.
     ///
     /// # Errors
     ///
     /// When QEMU refuses it or is gone.
-    pub fn plug(&mut self, device: &Plug) -> Result<()> {
-        let add: qmp::device_add =
-            serde_json::from_value(device.object()).context("build the device's command")?;
-        self.execute(&add).map(drop)
+    pub fn plug(
+        &mut self,
+        driver: &str,
+        id: &str,
+        bus: &str,
+        properties: &[(&str, &str)],
+    ) -> Result<()> {
+        let names = [("driver", driver), ("id", id), ("bus", bus)];
+        let words = names.iter().chain(properties);
+        let arguments = words
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        let device: qmp::device_add = serde_json::from_value(serde_json::Value::Object(arguments))
+            .context("build the command to plug a device in")?;
+        self.execute(&device).map(drop)
     }
 
     /// Makes an object for a GPU's memory, of a file.
@@ -111,9 +121,9 @@ impl Monitor {
     /// # Errors
     ///
     /// When QEMU refuses it or is gone.
-    pub fn unplug(&mut self, device: &Plug) -> Result<()> {
+    pub fn unplug(&mut self, device: &str) -> Result<()> {
         self.execute(&qmp::device_del {
-            id: device.id().to_owned(),
+            id: device.to_owned(),
         })
         .map(drop)
     }
@@ -123,10 +133,10 @@ impl Monitor {
     /// # Errors
     ///
     /// When QEMU is gone.
-    pub fn has(&mut self, device: &Plug) -> Result<bool> {
+    pub fn has(&mut self, device: &str) -> Result<bool> {
         let list = self.execute(&qmp::qom_list {
             path: "/machine/peripheral".to_owned(),
         })?;
-        Ok(list.iter().any(|entry| entry.name == device.id()))
+        Ok(list.iter().any(|entry| entry.name == device))
     }
 }

@@ -2,7 +2,8 @@
 
 //! Devices that can be taken out of a running machine, and put back.
 
-use crate::machine::Config;
+use crate::machine::{self, Config};
+use crate::monitor::Monitor;
 use crate::topology::Disk;
 use anyhow::{Context, Result};
 
@@ -11,7 +12,8 @@ use anyhow::{Context, Result};
 pub struct Plug {
     driver: &'static str,
     id: String,
-    options: Vec<(&'static str, String)>,
+    bus: String,
+    properties: Vec<(&'static str, String)>,
 }
 
 impl Plug {
@@ -25,38 +27,51 @@ impl Plug {
         Self {
             driver: "ivshmem-plain",
             id: format!("gpu{index}"),
-            options: vec![
-                ("memdev", memory.to_owned()),
-                ("bus", format!("port{index}")),
-            ],
+            bus: format!("port{index}"),
+            properties: vec![("memdev", memory.to_owned())],
         }
     }
 
-    /// The controller with this serial number, without its disks, unless it has one
-    /// that is [`Disk::alone`]: then with it.
+    /// A controller with this serial number, with its disk if that is
+    /// [`Disk::alone`].
+    pub fn controller(config: &Config, serial: &str, id: String, port: usize) -> Self {
+        let mut properties = vec![("serial", serial.to_owned())];
+        let of_it = |disk: &&Disk| disk.serial == serial && disk.alone;
+        if let Some(disk) = config.disks.iter().find(of_it) {
+            properties.push(("drive", disk.drive()));
+        }
+        Self {
+            driver: "nvme",
+            id,
+            bus: format!("port{port}"),
+            properties,
+        }
+    }
+
+    /// A disk that is [`Disk::alone`], with its controller.
     ///
     /// # Errors
     ///
-    /// When the machine has none.
-    pub fn controller(config: &Config, serial: &str) -> Result<Self> {
-        let serials = config.serials();
-        let index = serials
+    /// When the machine has no such disk.
+    pub fn disk(config: &Config, nsid: u32) -> Result<Self> {
+        let mut disks = config.disks.iter();
+        let disk = disks
+            .find(|disk| disk.nsid == nsid && disk.alone)
+            .with_context(|| format!("no disk to take out has namespace id {nsid}"))?;
+        let subsystems = config.subsystems();
+        let before = subsystems
             .iter()
-            .position(|own| *own == serial)
-            .with_context(|| format!("no controller has the serial number {serial}"))?;
-        let mut options = vec![
-            ("serial", serial.to_owned()),
-            ("bus", format!("port{}", config.gpus + index)),
-        ];
-        let of_it = |disk: &&Disk| disk.serial == serial && disk.alone;
-        if let Some(disk) = config.disks.iter().find(of_it) {
-            options.push(("drive", disk.drive()));
-        }
-        Ok(Self {
-            driver: "nvme",
-            id: format!("nvme{index}"),
-            options,
-        })
+            .take_while(|(serial, _)| *serial != disk.serial);
+        let (index, ports) = before.fold((0, 0), |(index, ports), (_, paths)| {
+            (index + 1, ports + paths)
+        });
+        let id = machine::controller(index, 0);
+        Ok(Self::controller(
+            config,
+            &disk.serial,
+            id,
+            config.gpus + ports,
+        ))
     }
 
     /// QEMU's id of it.
@@ -66,22 +81,24 @@ impl Plug {
 
     /// For `-device`.
     pub fn argument(&self) -> String {
-        let mut text = format!("{},id={}", self.driver, self.id);
-        for (name, value) in &self.options {
+        let mut text = format!("{},id={},bus={}", self.driver, self.id, self.bus);
+        for (name, value) in &self.properties {
             text.push_str(&format!(",{name}={value}"));
         }
         text
     }
 
-    /// For `device_add`.
-    pub fn object(&self) -> serde_json::Value {
-        let mut object = serde_json::Map::new();
-        object.insert("driver".to_owned(), self.driver.into());
-        object.insert("id".to_owned(), self.id.clone().into());
-        for (name, value) in &self.options {
-            object.insert((*name).to_owned(), value.clone().into());
-        }
-        object.into()
+    /// Puts it in, while the machine runs.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn put_in(&self, monitor: &mut Monitor) -> Result<()> {
+        let properties = self.properties.iter();
+        let properties: Vec<(&str, &str)> = properties
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        monitor.plug(self.driver, &self.id, &self.bus, &properties)
     }
 }
 
@@ -90,30 +107,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_and_the_monitor_get_the_same() {
+    fn a_disk_is_found_behind_all_ports() {
         let disks = vec![
-            Disk::new("a", 1, 512).alone(),
-            Disk::new("b", 2, 512),
-            Disk::new("b", 3, 512),
+            Disk {
+                paths: 2,
+                ..Disk::new("shared", 7, 512)
+            },
+            Disk::new("many", 2, 512),
+            Disk::new("many", 3, 512),
+            Disk::new("own", 1, 512).alone(),
         ];
         let config = Config::new("plug", disks);
-        let own = Plug::controller(&config, "a").unwrap();
         assert_eq!(
-            own.argument(),
-            "nvme,id=nvme0,serial=a,bus=port1,drive=drive1"
+            Plug::disk(&config, 1).unwrap().argument(),
+            "nvme,id=nvme2,bus=port4,serial=own,drive=drive1"
         );
-        assert_eq!(
-            own.object(),
-            serde_json::json!({
-                "driver": "nvme", "id": "nvme0", "serial": "a", "bus": "port1", "drive": "drive1",
-            })
-        );
-        let shared = Plug::controller(&config, "b").unwrap();
-        assert_eq!(shared.argument(), "nvme,id=nvme1,serial=b,bus=port2");
-        assert!(Plug::controller(&config, "c").is_err());
+        assert!(Plug::disk(&config, 2).is_err());
         assert_eq!(
             Plug::gpu(1).argument(),
-            "ivshmem-plain,id=gpu1,memdev=vram1,bus=port1"
+            "ivshmem-plain,id=gpu1,bus=port1,memdev=vram1"
         );
     }
 }

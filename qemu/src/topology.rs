@@ -61,6 +61,10 @@ pub struct Disk {
     /// Whether it is its controller's only one, and part of it: then the controller
     /// can be taken out and put back. Its namespace id is 1.
     pub alone: bool,
+    /// Controllers that share it, all with its serial number: the paths to it.
+    pub paths: usize,
+    /// The sector of 512 bytes that cannot be read.
+    pub bad_sector: Option<u64>,
 }
 
 impl Disk {
@@ -72,6 +76,8 @@ impl Disk {
             size,
             options: Vec::new(),
             alone: false,
+            paths: 1,
+            bad_sector: None,
         }
     }
 

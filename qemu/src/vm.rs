@@ -301,8 +301,8 @@ impl Vm {
     /// When the guest does not let go of it in time.
     pub fn unplug(&mut self, device: &Plug, patience: Duration) -> Result<Duration> {
         let start = Instant::now();
-        self.monitor.unplug(device)?;
-        while self.monitor.has(device)? {
+        self.monitor.unplug(device.id())?;
+        while self.monitor.has(device.id())? {
             if start.elapsed() > patience {
                 bail!("{} is still there after {patience:?}", device.id());
             }
@@ -322,7 +322,7 @@ impl Vm {
         let memory = format!("vram{index}-{}", self.plugged);
         let file = self.dir.vram(index);
         self.monitor.add_memory(&memory, &file, self.config.vram)?;
-        self.monitor.plug(&Plug::gpu_with(index, &memory))?;
+        Plug::gpu_with(index, &memory).put_in(&mut self.monitor)?;
         let start = Instant::now();
         self.bar = loop {
             match gpu_bar(&self.guest, &self.config) {
@@ -342,10 +342,10 @@ impl Vm {
     ///
     /// When QEMU refuses it, or the guest does not see it.
     pub fn plug_disk(&mut self, nsid: u32) -> Result<String> {
-        let plug = Plug::controller(&self.config, &self.disk(nsid)?.serial)?;
+        let plug = Plug::disk(&self.config, nsid)?;
         let start = Instant::now();
         // QEMU lets go of the drive some time after it says that the device is gone.
-        while let Err(error) = self.monitor.plug(&plug) {
+        while let Err(error) = plug.put_in(&mut self.monitor) {
             if start.elapsed() > PLUG_PATIENCE {
                 return Err(error);
             }

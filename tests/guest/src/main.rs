@@ -5,6 +5,7 @@
 
 mod extents;
 mod family;
+mod fuzz;
 mod make;
 mod ops;
 mod port;

@@ -4,6 +4,7 @@
 
 use crate::ops;
 use anyhow::{Context, Result};
+use nix::sys::signal::{signal, SigHandler, Signal};
 use std::io::{stdin, stdout, Write};
 use std::thread;
 use vramio_guest::protocol::{Request, Response};
@@ -11,6 +12,9 @@ use vramio_guest::protocol::{Request, Response};
 /// Serves standard input to its end. First says that the request `replaced` is done,
 /// which made this image out of another.
 pub fn run(replaced: Option<u64>) -> Result<()> {
+    // A write beyond RLIMIT_FSIZE shall fail, and not end the session.
+    // SAFETY: no handler of ours is replaced.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.context("ignore SIGXFSZ")?;
     if let Some(id) = replaced {
         answer(&Response {
             id,

@@ -7,14 +7,18 @@ mod async_io;
 mod async_refuse;
 mod cli;
 mod dmabuf;
+mod failure;
 mod family;
 mod field;
 mod frame;
+mod fuzz;
 mod process;
 mod read;
 mod refuse;
 mod register;
 mod removal;
+mod stack;
+mod unfit;
 mod write;
 
 use crate::lane::Case;
@@ -27,6 +31,9 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        stack::cases(),
+        unfit::cases(),
+        failure::cases(),
         dmabuf::cases(),
         async_io::cases(),
         async_refuse::cases(),
@@ -36,6 +43,7 @@ pub fn all() -> Vec<Case> {
         removal::cases(),
         field::cases(),
         cli::cases(),
+        fuzz::cases(),
     ];
     let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
     for case in &mut cases {

@@ -487,8 +487,7 @@ impl Gone {
                 context.vm.unplug(&Plug::gpu(0), BOUND)?;
             }
             (Event::UnplugDisk, _) => {
-                let serial = &context.vm.disk(fleet::RAW)?.serial;
-                let plug = Plug::controller(context.vm.config(), serial)?;
+                let plug = Plug::disk(context.vm.config(), fleet::RAW)?;
                 context.vm.unplug(&plug, BOUND)?;
             }
             (Event::MemoryOff, _) => command(context, &gone.gpu, MASTER)?,
