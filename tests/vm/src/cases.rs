@@ -8,6 +8,8 @@ mod async_refuse;
 mod cli;
 mod dmabuf;
 mod failure;
+mod family;
+mod field;
 mod frame;
 mod fuzz;
 mod merge;
@@ -16,6 +18,7 @@ mod process;
 mod read;
 mod refuse;
 mod register;
+mod removal;
 mod stack;
 mod unfit;
 mod write;
@@ -24,7 +27,7 @@ use crate::lane::Case;
 
 /// Every case.
 pub fn all() -> Vec<Case> {
-    [
+    let cases = [
         frame::cases(),
         read::cases(),
         write::cases(),
@@ -38,12 +41,35 @@ pub fn all() -> Vec<Case> {
         async_refuse::cases(),
         async_end::cases(),
         process::cases(),
+        family::cases(),
+        removal::cases(),
+        field::cases(),
         cli::cases(),
         fuzz::cases(),
         merge::cases(),
         platform::cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
+    for case in &mut cases {
+        for (_, report) in field::ALIASES.iter().filter(|(name, _)| *name == case.name) {
+            case.reports.push(report);
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_report_has_its_case() {
+        let cases = all();
+        for (name, report) in field::ALIASES {
+            assert!(
+                cases.iter().any(|case| case.name == name),
+                "{report}: there is no case {name}"
+            );
+        }
+    }
 }

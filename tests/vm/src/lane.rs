@@ -25,10 +25,10 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
-    /// A `vramio.ko` in place of the one that is built here.
-    pub module: Option<PathBuf>,
     /// Instead of the default lane's cases: those of this slow lane.
     pub lane: Option<String>,
+    /// A `vramio.ko` in place of the one that is built here.
+    pub module: Option<PathBuf>,
 }
 
 /// What a case does in a machine.
@@ -54,6 +54,8 @@ pub struct Case {
     pub stock: bool,
     /// The slow lane that it is in; else it is in the default lane.
     pub lane: Option<&'static str>,
+    /// Reports from the field that it is an answer to ([`crate::cases`]).
+    pub reports: Vec<&'static str>,
 }
 
 impl Case {
@@ -69,6 +71,7 @@ impl Case {
             smoke: false,
             stock: false,
             lane: None,
+            reports: Vec::new(),
         }
     }
 
@@ -97,6 +100,14 @@ impl Case {
             stock: true,
             ..self
         }
+    }
+
+    /// Its name, with the reports, so that a filter finds both.
+    fn title(&self) -> String {
+        let reports = self.reports.iter();
+        reports.fold(self.name.clone(), |title, report| {
+            format!("{title} = field/{report}")
+        })
     }
 
     /// Cases of one machine come together.
@@ -130,7 +141,7 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         .into_iter()
         .map(|case| {
             let ignored = options.stock && !case.stock;
-            let name = case.name.clone();
+            let name = case.title();
             let state = Arc::clone(&state);
             Trial::test(name, move || execute(&case, &state)).with_ignored_flag(ignored)
         })
@@ -196,7 +207,10 @@ fn execute(case: &Case, state: &Mutex<State>) -> Result<(), Failed> {
     };
     let text = result.as_ref().err().map(|error| format!("{error:#}"));
     let outcome = text.clone().map_or(Outcome::Passed, Outcome::Failed);
-    let (suite, name) = case.name.rsplit_once('/').unwrap_or(("vm", &case.name));
+    let title = case.title();
+    let suite = case.name.rsplit_once('/').map(|(suite, _)| suite);
+    let name = suite.map_or(&title[..], |suite| &title[suite.len() + 1..]);
+    let suite = suite.unwrap_or("vm");
     state.report.record(suite, name, start.elapsed(), outcome);
     text.map_or(Ok(()), |text| Err(Failed::from(text)))
 }
@@ -223,7 +237,9 @@ fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
     });
     let vm = fleet.vm(kind)?;
     let checked = vm.check().and_then(|()| all_landed(vm));
-    if ended.is_err() || checked.is_err() {
+    // What was taken out of it may be missing still.
+    let incomplete = kind == Kind::Removable && result.is_err();
+    if ended.is_err() || checked.is_err() || incomplete {
         fleet.discard();
     }
     // The kernel's fault explains the case's failure.
