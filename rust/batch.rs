@@ -263,11 +263,12 @@ impl<'a> Batch<'a> {
         Ok((entry, job))
     }
 
-    /// Writes the results, which end the structure; what the caller wrote stays.
+    /// Writes the results, and nothing else: what the caller wrote stays.
     fn write_results(&mut self, index: u32, entry: &VramioIo) {
         let from = core::mem::offset_of!(VramioIo, bytes);
+        let to = core::mem::offset_of!(VramioIo, reserved);
         let ptr = UserPtr::from_addr(self.address(index) + from);
-        let bytes = &kernel::transmute::AsBytes::as_bytes(entry)[from..];
+        let bytes = &kernel::transmute::AsBytes::as_bytes(entry)[from..to];
         match UserSlice::new(ptr, bytes.len()).writer().write_slice(bytes) {
             Ok(()) => self.arg.done += 1,
             Err(_) => self.error = Some(Refusal::new(EFAULT, Reason::BadAddress)),

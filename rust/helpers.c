@@ -275,6 +275,14 @@ void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
 	look[11] = vramio_file_change(file);
 }
 
+/* How far the current task may write: generic_write_checks() cuts a write there. */
+u64 vramio_file_limit(const struct file *file)
+{
+	u64 limit = min_t(u64, rlimit(RLIMIT_FSIZE), file->f_mapping->host->i_sb->s_maxbytes);
+
+	return file->f_flags & O_LARGEFILE ? limit : min_t(u64, limit, MAX_NON_LFS);
+}
+
 bool vramio_file_cached(const struct file *file)
 {
 	return READ_ONCE(file->f_mapping->nrpages) != 0;

@@ -180,6 +180,12 @@ impl Job {
         let at = self.request.file_offset + self.results.bytes;
         let left = self.end - self.results.bytes;
         self.asked = split::part(at, left, self.target.part_bytes);
+        if self.request.direction == Direction::Write {
+            self.asked = self.target.clip_write(at, self.asked);
+            if self.asked == 0 {
+                return self.stop(EFBIG, Reason::FileSize);
+            }
+        }
 
         // For one part at a time, so that revoking waits for no more than that.
         let entered = if mem::take(&mut self.inside) {

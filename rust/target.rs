@@ -10,9 +10,13 @@
 use crate::{
     abi::{Path, Reason, Refusal},
     barrier::{self, Part},
-    pci,
+    block, pci,
     provider::Provider,
-    pure::{name::Name, split},
+    pure::{
+        known::{self, FileSystem},
+        name::Name,
+        range, split,
+    },
     stack::Stack,
     sys,
 };
@@ -163,18 +167,20 @@ impl Target {
         };
         if self.mode() & sys::VRAMIO_CONST_FMODE_NOWAIT != 0 {
             if let Ok(bdev) = self.bdev() {
-                // SAFETY: The open file keeps the device alive.
-                attributes.max_nowait = unsafe { sys::vramio_bdev_max_bytes(bdev) };
+                // The file system takes such requests whatever is below it, and md's
+                // raid1 and raid10 fail them.
+                // SAFETY: The open file keeps the device alive, in both calls.
+                unsafe {
+                    if sys::vramio_bdev_nowait(bdev) {
+                        attributes.max_nowait = sys::vramio_bdev_max_bytes(bdev);
+                    }
+                }
             }
         }
         if !self.is_direct() {
             return refuse(EOPNOTSUPP, Reason::NoDirectIo);
         }
         facts.align = Some(attributes.align);
-        // SAFETY: The file is open.
-        if unsafe { sys::vramio_file_stable_writes(self.as_ptr()) } {
-            return refuse(EOPNOTSUPP, Reason::StableWrites);
-        }
         facts.component = Name::default();
         Ok(attributes)
     }
@@ -184,6 +190,14 @@ impl Target {
         let bdev = self.bdev()?;
         // SAFETY: The open file keeps the device open.
         let stack = unsafe { Stack::below(bdev, self.direction, &mut facts.component)? };
+        // The file remembers what its device wanted when it was opened.
+        // SAFETY: The open file keeps itself and the disk, whose name is copied.
+        unsafe {
+            if sys::vramio_file_stable_writes(self.as_ptr()) {
+                facts.component = Name::new(block::name(sys::vramio_bdev_disk(bdev)));
+                return refuse(EOPNOTSUPP, Reason::StableWrites);
+            }
+        }
         if let Some(leaf) = stack.leaves.first() {
             facts.domain = Some(leaf.pdev.domain());
             facts.devid = Some(leaf.pdev.devid());
@@ -280,6 +294,17 @@ impl End {
     pub(crate) fn as_ptr(&self) -> *mut bindings::file {
         self.file.as_ptr()
     }
+
+    /// How much of a write the current task may make, in whole blocks. 0: nothing, since
+    /// the limit lies within its first block.
+    pub(crate) fn clip_write(&self, at: u64, len: u64) -> u64 {
+        if !self.regular {
+            return len;
+        }
+        // SAFETY: The file is open.
+        let limit = unsafe { sys::vramio_file_limit(self.as_ptr()) };
+        range::clip_write(at, len, limit, u64::from(self.align))
+    }
 }
 
 impl Attributes {
@@ -356,11 +381,7 @@ fn check_file_system(file: &File, component: &mut Name) -> Result<Attributes, Re
         )
     };
     *component = Name::new(name);
-    let xfs = match name {
-        b"ext4" => false,
-        b"xfs" => true,
-        _ => return refuse(EOPNOTSUPP, foreign(name)),
-    };
+    let fs = known::file_system(name).map_err(|reason| Refusal::new(EOPNOTSUPP, reason))?;
     if dax {
         refuse(EOPNOTSUPP, Reason::Dax)
     } else if encrypted {
@@ -368,24 +389,7 @@ fn check_file_system(file: &File, component: &mut Name) -> Result<Attributes, Re
     } else if verity {
         refuse(EOPNOTSUPP, Reason::Verity)
     } else {
-        statx(file, xfs)
-    }
-}
-
-/// Why a file system that is neither ext4 nor XFS is refused.
-fn foreign(name: &[u8]) -> Reason {
-    match name {
-        b"btrfs" => Reason::Btrfs,
-        b"f2fs" => Reason::F2fs,
-        b"overlay" => Reason::Overlayfs,
-        b"tmpfs" | b"devtmpfs" | b"ramfs" | b"hugetlbfs" | b"rootfs" => Reason::Tmpfs,
-        b"nfs" | b"nfs4" => Reason::Nfs,
-        b"9p" => Reason::Plan9,
-        b"lustre" => Reason::Lustre,
-        b"gpfs" => Reason::Gpfs,
-        b"beegfs" | b"beegfs_nodev" => Reason::Beegfs,
-        b"wekafs" => Reason::Weka,
-        _ => Reason::FileSystem,
+        statx(file, fs == FileSystem::Xfs)
     }
 }
 

@@ -18,13 +18,14 @@ use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 /// Grows when a change here changes the base archive.
-pub const RECIPE: u32 = 1;
+pub const RECIPE: u32 = 3;
 
 /// Programs of the build root, found in the guest at the same path.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "usr/bin/busybox",
     "usr/bin/chattr",
     "usr/bin/fallocate",
+    "usr/bin/prlimit",
     "usr/sbin/blockdev",
     "usr/sbin/dmsetup",
     "usr/sbin/e2fsck",
@@ -46,10 +47,39 @@ const LIBRARIES: [&str; 7] = [
     "libstdc++.so.6",
 ];
 
-/// Kernel modules, with what they need: disks and file systems, and the stacked
-/// devices that requests are refused for.
-const MODULES: [&str; 9] = [
-    "nvme", "ext4", "xfs", "btrfs", "raid0", "raid1", "raid10", "dm-mod", "loop",
+/// Kernel modules, with what they need: disks and file systems, and those that
+/// requests are refused for.
+const MODULES: [&str; 28] = [
+    "nvme",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "f2fs",
+    "overlay",
+    "9p",
+    "9pnet_virtio",
+    // What encrypted files and dm-crypt use.
+    "xts",
+    "cts",
+    "raid0",
+    "raid1",
+    "raid10",
+    "raid456",
+    "dm-mod",
+    "dm-crypt",
+    "dm-integrity",
+    "dm-snapshot",
+    "dm-thin-pool",
+    "dm-zero",
+    "loop",
+    "brd",
+    "virtio_blk",
+    // Memory that the command line reserves, as a disk with DAX.
+    "nd_e820",
+    "nd_pmem",
+    "nvme-loop",
+    "nvmet-tcp",
+    "nvme-tcp",
 ];
 
 /// Where libraries lie in the build root and in the guest.

@@ -363,18 +363,23 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
 
 /// GPUs, and controllers with their disks, each on a port of its own.
 fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
-    let mut serials: Vec<&str> = Vec::new();
+    let mut subsystems: Vec<(&str, usize)> = Vec::new();
     for disk in &config.disks {
-        if !serials.contains(&disk.serial.as_str()) {
-            serials.push(&disk.serial);
+        match subsystems
+            .iter_mut()
+            .find(|(serial, _)| *serial == disk.serial)
+        {
+            Some((_, paths)) => *paths = disk.paths.max(*paths),
+            None => subsystems.push((&disk.serial, disk.paths)),
         }
     }
+    let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
     // Devices that come before it are not behind it.
     if config.iommu {
         args.pair("-device", "intel-iommu");
     }
     args.0
-        .extend(config.topology.ports(config.gpus + serials.len()));
+        .extend(config.topology.ports(config.gpus + controllers));
     for gpu in 0..config.gpus {
         args.pair(
             "-object",
@@ -392,21 +397,31 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             ),
         );
     }
-    for (index, serial) in serials.iter().enumerate() {
-        args.pair(
-            "-device",
-            &format!(
-                "nvme,id=nvme{index},serial={serial},{}",
-                config.topology.place(config.gpus + index)
-            ),
-        );
+    let mut ports = config.gpus..;
+    for (index, (serial, paths)) in subsystems.iter().enumerate() {
+        // Namespaces hang on the first controller; what has several shares them.
+        let mut subsystem = String::new();
+        if *paths > 1 {
+            args.pair("-device", &format!("nvme-subsys,id={serial},nqn={serial}"));
+            subsystem = format!(",subsys={serial}");
+        }
+        for (path, port) in (0..*paths).zip(&mut ports) {
+            let id = controller(index, path);
+            args.pair(
+                "-device",
+                &format!(
+                    "nvme,id={id},serial={serial},{}{subsystem}",
+                    config.topology.place(port)
+                ),
+            );
+        }
         for disk in config.disks.iter().filter(|disk| disk.serial == *serial) {
             let (drive, nsid) = (disk.drive(), disk.nsid);
             args.pair(
                 "-drive",
                 &format!(
-                    "file={},format=raw,if=none,id={drive},discard=unmap",
-                    value(&dir.disk(disk))
+                    "{},if=none,id={drive},discard=unmap",
+                    backing(disk, &value(&dir.disk(disk)))
                 ),
             );
             let mut namespace = format!("nvme-ns,drive={drive},nsid={nsid},bus=nvme{index}");
@@ -416,6 +431,26 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             }
             args.pair("-device", &namespace);
         }
+    }
+}
+
+/// QEMU's name for a controller of the subsystem `index`.
+fn controller(index: usize, path: usize) -> String {
+    match path {
+        0 => format!("nvme{index}"),
+        _ => format!("nvme{index}-{path}"),
+    }
+}
+
+/// Where a disk's content comes from.
+fn backing(disk: &Disk, image: &str) -> String {
+    match disk.bad_sector {
+        None => format!("file={image},format=raw"),
+        Some(sector) => format!(
+            "driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename={image},\
+             file.inject-error.0.event=none,file.inject-error.0.iotype=read,\
+             file.inject-error.0.sector={sector},file.inject-error.0.once=off"
+        ),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use vramio_qemu::modules::{self, Flavour};
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{cache, demo, lane, prepare, programs, shell};
+use vramio_qemu::{cache, demo, install, lane, prepare, programs, shell};
 
 /// Builds, boots and tests vramio.
 #[derive(Parser)]
@@ -42,6 +42,9 @@ enum Verb {
         #[arg(long, env = "GDB", value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
         gdb: Option<u16>,
     },
+    /// Try `make install` and `make dkms` in a system that is thrown away, and print where
+    /// the installed module lies.
+    TestInstall,
     /// Remove the cache.
     CleanCache,
     /// Run the tests that need no virtual machine.
@@ -91,6 +94,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             }
         }
         Verb::Shell { gdb } => shell::run(&parts(series)?, *gdb)?,
+        Verb::TestInstall => {
+            let module = install::run(&prepare::prepare(series, false)?)?;
+            println!("{}", module.display());
+        }
         Verb::CleanCache => cache::Cache::open()?.write()?.clear()?,
         Verb::HostTests {
             lane,

@@ -153,53 +153,38 @@ pub struct Account {
     pub data_commands: u64,
 }
 
-/// Where a file lies.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// Namespace.
-    pub nsid: u32,
-    /// Byte ranges of the namespace.
-    pub ranges: Vec<Range<u64>>,
-}
+/// Where a file lies: ranges of namespaces.
+#[derive(Clone, Debug, Default)]
+pub struct Place(Vec<(u32, Range<u64>)>);
 
 impl Place {
     /// The place of a file with these extents, on a file system that fills the
     /// namespace.
     pub fn of_file(nsid: u32, extents: &[Extent]) -> Self {
-        let ranges = extents
+        extents
             .iter()
-            .map(|extent| extent.physical..extent.physical + extent.len)
-            .collect();
-        Self { nsid, ranges }
+            .map(|extent| (nsid, extent.physical..extent.physical + extent.len))
+            .collect()
     }
 
     /// The same for the bytes `range` of the file.
     pub fn of_part(nsid: u32, extents: &[Extent], range: &Range<u64>) -> Self {
-        let ranges = extents
-            .iter()
-            .filter_map(|extent| {
-                let start = extent.logical.max(range.start);
-                let end = (extent.logical + extent.len).min(range.end);
-                let physical = |at| extent.physical + (at - extent.logical);
-                (start < end).then(|| physical(start)..physical(end))
-            })
-            .collect();
-        Self { nsid, ranges }
+        physical(extents, range)
+            .map(|(_, range)| (nsid, range))
+            .collect()
     }
 
     /// A range of the namespace itself.
     pub fn of_range(nsid: u32, range: Range<u64>) -> Self {
-        Self {
-            nsid,
-            ranges: vec![range],
-        }
+        Self(vec![(nsid, range)])
     }
 
-    /// Bytes of `range` that belong to the file.
-    fn overlap(&self, range: &Range<u64>) -> u64 {
-        self.ranges
+    /// Bytes of the namespace's `range` that belong to the file.
+    fn overlap(&self, nsid: u32, range: &Range<u64>) -> u64 {
+        self.0
             .iter()
-            .map(|own| {
+            .filter(|(own, _)| *own == nsid)
+            .map(|(_, own)| {
                 let start = own.start.max(range.start);
                 own.end.min(range.end).saturating_sub(start)
             })
@@ -251,6 +236,27 @@ pub fn touches(commands: &[Command], nsid: u32, range: &Range<u64>, step: u64) -
     touches
 }
 
+impl FromIterator<(u32, Range<u64>)> for Place {
+    fn from_iter<T: IntoIterator<Item = (u32, Range<u64>)>>(pieces: T) -> Self {
+        Self(pieces.into_iter().collect())
+    }
+}
+
+/// Where the bytes `range` of a file lie on its device: for each extent the offset
+/// of its first byte in the file, and the range of the device.
+pub fn physical<'a>(
+    extents: &'a [Extent],
+    range: &Range<u64>,
+) -> impl Iterator<Item = (u64, Range<u64>)> + 'a {
+    let range = range.clone();
+    extents.iter().filter_map(move |extent| {
+        let start = extent.logical.max(range.start);
+        let end = (extent.logical + extent.len).min(range.end);
+        let physical = |at| extent.physical + (at - extent.logical);
+        (start < end).then(|| (start, physical(start)..physical(end)))
+    })
+}
+
 /// Counts what the commands moved, byte by byte: a command's memory, in its
 /// order, goes with its blocks. `bar` is the range of addresses of the GPU's
 /// memory.
@@ -285,11 +291,7 @@ pub fn account(commands: &[Command], place: &Place, bar: &Range<u64>) -> Account
                     continue;
                 }
                 let len = to - from;
-                let data = if command.nsid == place.nsid {
-                    place.overlap(&(at..at + len))
-                } else {
-                    0
-                };
+                let data = place.overlap(command.nsid, &(at..at + len));
                 account.data.add(transfer.direction, in_bar, data);
                 account.other.add(transfer.direction, in_bar, len - data);
                 moved |= data > 0;
@@ -395,7 +397,7 @@ mod tests {
         };
         let extents = [extent(0, 8192, 4096), extent(8192, 0, 4096)];
         let place = Place::of_part(1, &extents, &(1024..9216));
-        assert_eq!(place.ranges, [9216..12288, 0..1024]);
+        assert_eq!(place.0, [(1, 9216..12288), (1, 0..1024)]);
     }
 
     #[test]

@@ -105,6 +105,10 @@ pub struct Disk {
     pub size: u64,
     /// More options for the namespace, each as `name=value`.
     pub options: Vec<String>,
+    /// Controllers that share it, all with its serial number: the paths to it.
+    pub paths: usize,
+    /// The sector of 512 bytes that cannot be read.
+    pub bad_sector: Option<u64>,
 }
 
 impl Disk {
@@ -115,6 +119,8 @@ impl Disk {
             nsid,
             size,
             options: Vec::new(),
+            paths: 1,
+            bad_sector: None,
         }
     }
 

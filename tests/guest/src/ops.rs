@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, make, uring};
+use crate::{extents, fuzz, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -74,6 +74,9 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         }
         Op::Uring(plan) => uring::run(&plan)
             .map_err(|error| failed("io_uring", &error))
+            .and_then(to_value),
+        Op::Fuzz(plan) => fuzz::run(&plan)
+            .map_err(|error| failed("fuzz", &error))
             .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),

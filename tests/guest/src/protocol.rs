@@ -8,6 +8,8 @@
 
 use crate::file::FilePlan;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The agent's port: `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "vramio.agent";
@@ -254,6 +256,8 @@ pub enum Op {
         /// Mount point.
         target: String,
     },
+    /// Calls of the module, right and wrong → [`FuzzReport`].
+    Fuzz(FuzzPlan),
     /// Writes everything back → nothing.
     Sync,
     /// Writes everything back and empties the page cache → nothing.
@@ -332,6 +336,39 @@ pub struct UringDone {
     pub result: i32,
     /// `big_cqe[0]`.
     pub extra: u64,
+}
+
+/// Calls of the module that a seed determines. The module's parameters are as the plan
+/// says, and nobody else uses the module or the test GPUs meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FuzzPlan {
+    /// The same seed makes the same calls.
+    pub seed: u64,
+    /// Calls of one thread.
+    pub calls: u64,
+    /// Calls of several threads, after that.
+    pub chaos_calls: u64,
+    /// Directories for files, on file systems that requests go direct on.
+    pub dirs: Vec<String>,
+    /// A disk whose content nobody needs.
+    pub disk: String,
+    /// Most registrations of one open file.
+    pub open_registrations: u64,
+    /// Most registered memory of one open file, MiB.
+    pub open_mib: u64,
+    /// Most registrations of one user.
+    pub user_registrations: u64,
+    /// Most registered memory of one user, MiB.
+    pub user_mib: u64,
+}
+
+/// What came out of a [`FuzzPlan`] without a fault.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FuzzReport {
+    /// Call and outcome, and how often.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Where memory of the first GPU was allocated, bytes.
+    pub memory: Vec<Range<u64>>,
 }
 
 /// How a program ended.

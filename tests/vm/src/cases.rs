@@ -7,13 +7,17 @@ mod async_io;
 mod async_refuse;
 mod cli;
 mod dmabuf;
+mod failure;
 mod frame;
+mod fuzz;
 mod merge;
 mod platform;
 mod process;
 mod read;
 mod refuse;
 mod register;
+mod stack;
+mod unfit;
 mod write;
 
 use crate::lane::Case;
@@ -26,6 +30,9 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        stack::cases(),
+        unfit::cases(),
+        failure::cases(),
         dmabuf::cases(),
         async_io::cases(),
         async_refuse::cases(),
@@ -34,6 +41,7 @@ pub fn all() -> Vec<Case> {
         cli::cases(),
         merge::cases(),
         platform::cases(),
+        fuzz::cases(),
     ]
     .into_iter()
     .flatten()

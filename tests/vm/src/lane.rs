@@ -7,12 +7,13 @@ use crate::context::Context;
 use crate::fleet::{Fleet, Kind};
 use anyhow::{anyhow, Context as _, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
-use vramio_qemu::modules::{self, Flavour};
+use vramio_qemu::modules::{self, Flavour, Modules};
 use vramio_qemu::vm::{Parts, Vm};
 use vramio_qemu::{prepare, programs};
 
@@ -26,6 +27,8 @@ pub struct Options {
     pub stock: bool,
     /// Instead of the default lane's cases: those of this slow lane.
     pub lane: Option<String>,
+    /// A `vramio.ko` in place of the one that is built here.
+    pub module: Option<PathBuf>,
 }
 
 /// What a case does in a machine.
@@ -171,7 +174,11 @@ fn parts(options: &Options) -> Result<Parts> {
     let built = if options.stock {
         None
     } else {
-        Some(modules::build(&prepared, Flavour::Plain)?)
+        let built = modules::build(&prepared, Flavour::Plain)?;
+        Some(Modules {
+            vramio: options.module.clone().unwrap_or(built.vramio),
+            ..built
+        })
     };
     Parts::new(
         prepared,

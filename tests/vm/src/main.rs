@@ -11,7 +11,10 @@ mod filesystem;
 mod fleet;
 mod lane;
 mod platform;
+mod refusal;
+mod stack;
 mod transfer;
+mod volume;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -33,6 +36,9 @@ struct Cli {
     /// Run the cases of a slow lane, such as platform.
     #[arg(long)]
     lane: Option<String>,
+    /// Load this vramio.ko, not one built here.
+    #[arg(long, value_name = "FILE")]
+    module: Option<std::path::PathBuf>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -44,6 +50,7 @@ fn main() -> ExitCode {
         smoke: cli.smoke,
         stock: cli.stock,
         lane: cli.lane,
+        module: cli.module,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,

@@ -137,8 +137,8 @@ mod tests {
             certainty: certainty.into(),
             submitted: 4096 - uncovered,
             uncovered,
-            error: None,
             parts: 2,
+            ..Outcome::default()
         }
     }
 

@@ -162,12 +162,10 @@ mod tests {
         Outcome {
             bytes,
             path: Path::DirectSwitch.into(),
-            reason: Reason::None.into(),
             certainty: Certainty::Consistent.into(),
             submitted: bytes,
-            uncovered: 0,
-            error: None,
             parts: 1,
+            ..Outcome::default()
         }
     }
 
