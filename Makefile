@@ -76,6 +76,10 @@ test-install: ## Slow lane: make install and make dkms in a Debian system made f
 	@$(VM) test-install
 	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
 
+.PHONY: test-platform
+test-platform: ## Slow lane: one VM for each platform (IOMMU, ACS, root ports, bounce buffers).
+	@$(VM_TESTS) --lane platform $(FILTER)
+
 .PHONY: bench-kernel
 bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by function).
 	@$(READY) && FILTER='$(FILTER)' PROFILE='$(PROFILE)' \

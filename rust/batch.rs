@@ -4,6 +4,7 @@
 
 use crate::{
     abi::{self, Reason, Refusal, VramioBatch, VramioIo, VRAMIO_BATCH_MAX, VRAMIO_IO_WRITE},
+    barrier::{self, Part},
     ctx::Ctx,
     io::{self, Wait},
     job::{Job, Step},
@@ -115,7 +116,8 @@ impl<'a> Batch<'a> {
             };
             // Requests of another file or another registration may not merge with
             // those in the plug.
-            if kin.replace(job.kin()).is_some_and(|k| k != job.kin()) {
+            let stranger = kin.replace(job.kin()).is_some_and(|k| k != job.kin());
+            if stranger && barrier::has(Part::Plug) {
                 plug.flush();
             }
             let slot = place.fill(job, Waiter::Batch(self.waiter, next));

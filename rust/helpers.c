@@ -124,6 +124,18 @@ u32 vramio_current_uid(void)
 	return from_kuid(&init_user_ns, current_uid());
 }
 
+#ifdef VRAMIO_TEST
+/* A set bit leaves a part of the merge barrier out (barrier.rs). */
+static unsigned int barrier_off;
+module_param_unsafe(barrier_off, uint, 0600);
+MODULE_PARM_DESC(barrier_off, "Parts of the merge barrier to leave out; corrupts data");
+
+unsigned int vramio_barrier_off(void)
+{
+	return READ_ONCE(barrier_off);
+}
+#endif
+
 int vramio_current_ioprio(void)
 {
 	return get_current_ioprio();

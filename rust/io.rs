@@ -4,6 +4,7 @@
 //! through the VFS to the file's own read or write path.
 
 use crate::{
+    barrier::{self, Part},
     pages::Slice,
     provider::Provider,
     sys,
@@ -135,9 +136,6 @@ unsafe fn attempt(
     if nowait {
         flags |= sys::VRAMIO_CONST_IOCB_NOWAIT;
     }
-    // Class and level are the caller's; the hint is the merge barrier (provider.rs).
-    // SAFETY: Looks at the current task.
-    let ioprio = unsafe { sys::vramio_current_ioprio() } as u16 & IOPRIO_CLASS_LEVEL;
     // SAFETY: `iocb` is valid for writes.
     unsafe {
         iocb.write(bindings::kiocb {
@@ -145,7 +143,7 @@ unsafe fn attempt(
             ki_pos: at as i64,
             ki_complete: on_done,
             ki_flags: flags,
-            ki_ioprio: with_class(ioprio) | provider.hint() << IOPRIO_HINT_SHIFT,
+            ki_ioprio: ioprio(provider),
             ..bindings::kiocb::default()
         })
     };
@@ -216,6 +214,16 @@ const IOPRIO_CLASS_SHIFT: u16 = 13;
 const IOPRIO_HINT_SHIFT: u16 = 3;
 const IOPRIO_CLASS_LEVEL: u16 = !(((1 << 10) - 1) << IOPRIO_HINT_SHIFT);
 const IOPRIO_CLASS_BE: u16 = 2;
+
+/// The caller's class and level, with the hint that is the merge barrier (provider.rs).
+fn ioprio(provider: &Provider) -> u16 {
+    // SAFETY: Looks at the current task.
+    let own = unsafe { sys::vramio_current_ioprio() } as u16;
+    if !barrier::has(Part::Hint) {
+        return own;
+    }
+    with_class(own & IOPRIO_CLASS_LEVEL) | provider.hint() << IOPRIO_HINT_SHIFT
+}
 
 /// submit_bio() overwrites a priority without a class, hint and all.
 fn with_class(ioprio: u16) -> u16 {

@@ -51,6 +51,8 @@ pub(crate) struct Job {
     buffer: Arc<Buffer>,
     /// How its data travels.
     path: Path,
+    /// Whether a part ends with its run ([`Route::by_run`](crate::target::Route)).
+    by_run: bool,
     flight: Flight,
     /// Inside the registration's gate, since it began, for the first part.
     inside: bool,
@@ -121,6 +123,7 @@ impl Job {
             target: target.into_end(&verdict.attributes),
             buffer,
             path: verdict.route.path,
+            by_run: verdict.route.by_run,
             flight,
             inside: true,
             end,
@@ -207,6 +210,10 @@ impl Job {
             drop(entered);
             return self.stop(ERANGE, Reason::OutOfRange);
         };
+        if self.by_run {
+            slice.end_with_run(u64::from(self.target.align));
+            self.asked = slice.len;
+        }
         let write = self.request.direction == Direction::Write;
         let path = self.path;
         // SAFETY: Passes integers.

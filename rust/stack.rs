@@ -249,6 +249,7 @@ impl Walk<'_> {
         if self.stack.leaves.len() == before {
             return refuse(Reason::LeafUnknown);
         }
+        self.unsettle(before);
         Ok(self.stack.layers.push(layer, GFP_KERNEL_ACCOUNT)?)
     }
 
@@ -325,11 +326,15 @@ impl Walk<'_> {
                 return refuse(fabric(head));
             }
         }
-        // Merges are switched by path, which nothing tells us.
-        self.stack.settled &= !self.stack.leaves[before..]
-            .iter()
-            .any(|l| l.pdev.is_translated());
+        self.unsettle(before);
         Ok(())
+    }
+
+    /// Merges are switched by leaf. Below another disk nothing tells us of it; where it
+    /// matters (target.rs) each request has to look again.
+    fn unsettle(&mut self, from: usize) {
+        let leaves = self.stack.leaves.get(from..).unwrap_or_default();
+        self.stack.settled &= !leaves.iter().any(|leaf| leaf.pdev.is_translated());
     }
 }
 

@@ -9,6 +9,7 @@
 
 use crate::{
     abi::{Path, Reason, Refusal},
+    barrier::{self, Part},
     block, pci,
     provider::Provider,
     pure::{
@@ -86,6 +87,11 @@ pub(crate) struct Route {
     pub(crate) distance: i32,
     /// The provider is one of the devices that requests end at.
     pub(crate) loops: bool,
+    /// A request must not be of more than one run: for bus addresses the kernel leaves
+    /// what it remembers of the command's last mapping (`blk_dma_map_iter_start()` in
+    /// block/blk-mq-dma.c, 7.2 and 7.3). If that was a range of an IOMMU's addresses, it
+    /// takes the runs for one range, and tells the drive of the first one alone.
+    pub(crate) by_run: bool,
 }
 
 const fn refuse<T>(errno: u32, reason: Reason) -> Result<T, Refusal> {
@@ -330,6 +336,7 @@ pub(crate) fn route(
         path: Path::DirectSwitch,
         distance: 0,
         loops: false,
+        by_run: false,
     };
     for leaf in &stack.leaves {
         facts.component = leaf.name;
@@ -348,13 +355,15 @@ pub(crate) fn route(
         };
         facts.distance = Some(way.distance);
         let by_bus = way.path == Path::DirectSwitch;
-        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever.
-        if !by_bus && leaf.pdev.is_swiotlb_forced() {
+        let translated = leaf.pdev.is_translated();
+        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever. An
+        // IOMMU that translates makes bouncing unnecessary (drivers/iommu/dma-iommu.c).
+        if !by_bus && !translated && leaf.pdev.is_swiotlb_forced() {
             return refuse(EOPNOTSUPP, Reason::Swiotlb);
         }
         // Merge hints can be forged. With a translating IOMMU a wrong merge would be a
         // DMA to a stray address, so there the queue itself must not merge.
-        if by_bus && leaf.merges && leaf.pdev.is_translated() {
+        if by_bus && translated && leaf.merges && barrier::has(Part::Refusal) {
             return refuse(EOPNOTSUPP, Reason::MergeBarrier);
         }
         if !by_bus {
@@ -362,6 +371,7 @@ pub(crate) fn route(
         }
         whole.distance = whole.distance.max(way.distance);
         whole.loops |= leaf.pdev.as_ptr() == provider.pdev().as_ptr();
+        whole.by_run |= by_bus && translated;
     }
     facts.component = Name::default();
     facts.distance = Some(whole.distance);

@@ -110,6 +110,44 @@ pub struct Extra {
     pub mode: u32,
 }
 
+/// udev, which is `udevadm` by another name, where a Debian system has it.
+const UDEV: [&str; 2] = ["usr/bin/udevadm", "usr/lib/systemd/systemd-udevd"];
+
+/// The build root's udev with its libraries, for a run.
+///
+/// # Errors
+///
+/// When the build root lacks a file.
+pub fn udev(root: &BuildRoot) -> Result<Vec<Extra>> {
+    let program = root.path().join(UDEV[0]);
+    let extra = |source: &Path, target: &str| Extra {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        mode: 0o755,
+    };
+    let mut extras: Vec<Extra> = UDEV.iter().map(|name| extra(&program, name)).collect();
+    let (_, mut queue) = elf::needed(&read(root.path(), Path::new(UDEV[0]))?)?;
+    while let Some(name) = queue.pop() {
+        let file = format!("/{name}");
+        if name.starts_with("ld-linux") || extras.iter().any(|e| e.target.ends_with(&file)) {
+            continue;
+        }
+        // Of systemd's own libraries the program knows the place.
+        let dirs = [LIBRARY_DIR.to_owned(), format!("{LIBRARY_DIR}/systemd")];
+        let target = dirs
+            .iter()
+            .map(|dir| format!("{dir}/{name}"))
+            .find(|target| root.path().join(target).exists())
+            .with_context(|| format!("the build root has no {name}, which udev needs"))?;
+        let content = read(root.path(), Path::new(&target))?;
+        queue.extend(elf::needed(&content).with_context(|| target.clone())?.1);
+        // A link's target may be a path of the build root.
+        let source = resolve(root.path(), Path::new(&target))?;
+        extras.push(extra(&source, &target));
+    }
+    Ok(extras)
+}
+
 /// Writes the base archive.
 ///
 /// # Errors

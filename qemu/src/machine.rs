@@ -35,6 +35,9 @@ pub struct Config {
     pub topology: Topology,
     /// QEMU's name for the CPU model.
     pub cpu: String,
+    /// Put an Intel IOMMU between devices and memory. The kernel uses it if
+    /// `kernel_args` say so.
+    pub iommu: bool,
     /// GPUs.
     pub gpus: usize,
     /// Bytes of memory of each GPU.
@@ -60,6 +63,7 @@ impl Config {
             name: name.to_owned(),
             topology: Topology::Switch,
             cpu: "max".to_owned(),
+            iommu: false,
             gpus: 1,
             vram: 256 << 20,
             disks,
@@ -358,7 +362,12 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<Strin
         ),
     );
     devices(&mut args, config, dir)?;
-    for event in trace::EVENTS {
+    let translations: &[&str] = if config.iommu {
+        &trace::TRANSLATIONS
+    } else {
+        &[]
+    };
+    for event in trace::EVENTS.iter().chain(translations) {
         args.pair("-trace", &format!("enable={event}"));
     }
     args.pair("-D", &dir.trace().display().to_string());
@@ -373,6 +382,10 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<Strin
 fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
     let subsystems = config.subsystems();
     let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
+    // Devices that come before it are not behind it.
+    if config.iommu {
+        args.pair("-device", "intel-iommu");
+    }
     args.0
         .extend(config.topology.ports(config.gpus + controllers));
     for gpu in 0..config.gpus {
@@ -384,7 +397,7 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
                 config.vram
             ),
         );
-        args.pair("-device", &Plug::gpu(gpu).argument());
+        args.pair("-device", &Plug::gpu(config, gpu).argument());
     }
     for disk in &config.disks {
         args.pair(

@@ -5,8 +5,9 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use vramio_qemu::modules::{self, Flavour};
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{cache, demo, install, lane, modules, prepare, programs, shell};
+use vramio_qemu::{cache, demo, install, lane, prepare, programs, shell};
 
 /// Builds, boots and tests vramio.
 #[derive(Parser)]
@@ -80,7 +81,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         }
         Verb::Modules { clippy } => {
             let prepared = prepare::prepare(series, false)?;
-            modules::build(&prepared, *clippy)?;
+            let flavour = if *clippy {
+                Flavour::Clippy
+            } else {
+                Flavour::Plain
+            };
+            modules::build(&prepared, flavour)?;
         }
         Verb::Demo => {
             if !demo::run(&parts(series)?)? {
@@ -115,7 +121,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
 /// What machines are made from, built.
 fn parts(series: Option<&str>) -> Result<Parts> {
     let prepared = prepare::prepare(series, false)?;
-    let modules = modules::build(&prepared, false)?;
+    let modules = modules::build(&prepared, Flavour::Plain)?;
     let programs = programs::build(&prepare::checkout()?)?;
     Parts::new(prepared, &programs, Some(&modules))
 }

@@ -20,27 +20,53 @@ pub struct Modules {
     pub mockgpu: PathBuf,
 }
 
+/// How modules are built: in a directory of its own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// As they are installed.
+    Plain,
+    /// Checked by the kernel's clippy; every warning is an error.
+    Clippy,
+    /// With safeguards that tests can switch off.
+    Test,
+}
+
+impl Flavour {
+    /// The directory below `build`.
+    fn directory(self) -> &'static str {
+        match self {
+            Flavour::Plain => "modules",
+            Flavour::Clippy => "clippy",
+            Flavour::Test => "modules-test",
+        }
+    }
+
+    /// Arguments for make.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Flavour::Plain => &[],
+            Flavour::Clippy => &["CLIPPY=1", "W=e"],
+            Flavour::Test => &["VRAMIO_TEST=y"],
+        }
+    }
+}
+
 /// Builds both modules for the prepared kernel, below
-/// `build/modules/RELEASE` of the checkout.
-///
-/// With `clippy` the kernel's clippy checks them, below `build/clippy`, and
-/// every warning is an error.
+/// `build/DIRECTORY/RELEASE` of the checkout.
 ///
 /// # Errors
 ///
 /// When the build fails.
-pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
+pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     let repo = checkout()?;
     let (kernel, root) = (&prepared.kernel, &prepared.root);
-    let kind = if clippy { "clippy" } else { "modules" };
-    let out = repo.join("build").join(kind).join(&kernel.release);
+    let out = repo
+        .join("build")
+        .join(flavour.directory())
+        .join(&kernel.release);
     fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
 
-    eprintln!(
-        "modules for {}{}",
-        kernel.release,
-        if clippy { " with clippy" } else { "" }
-    );
+    eprintln!("{} for {}", flavour.directory(), kernel.release);
     let binds = [
         Bind {
             path: &kernel.tree,
@@ -63,10 +89,8 @@ pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
         .arg(assign("MO", &out)?)
         .arg(format!("-j{}", jobs()))
         .arg("--no-print-directory");
-    if clippy {
-        make.args(["CLIPPY=1", "W=e"]);
-    }
     let status = make
+        .args(flavour.arguments())
         .arg("modules")
         .stdin(Stdio::null())
         .status()

@@ -80,19 +80,13 @@ impl Monitor {
         self.execute(&throttle).map(drop)
     }
 
-    /// Plugs a device in: its driver, id and bus, and other properties.
+    /// Plugs a device in: its driver and id, and other properties, such as the bus.
     ///
     /// # Errors
     ///
     /// When QEMU refuses it or is gone.
-    pub fn plug(
-        &mut self,
-        driver: &str,
-        id: &str,
-        bus: &str,
-        properties: &[(&str, &str)],
-    ) -> Result<()> {
-        let names = [("driver", driver), ("id", id), ("bus", bus)];
+    pub fn plug(&mut self, driver: &str, id: &str, properties: &[(&str, &str)]) -> Result<()> {
+        let names = [("driver", driver), ("id", id)];
         let words = names.iter().chain(properties);
         let arguments = words
             .map(|(name, value)| ((*name).to_owned(), (*value).into()))

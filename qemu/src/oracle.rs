@@ -213,6 +213,50 @@ pub fn physical<'a>(
     })
 }
 
+/// Where the drive moved one byte of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// Byte offset in the namespace.
+    pub at: u64,
+    /// The address that the drive used.
+    pub addr: u64,
+    /// What an IOMMU made of it, if one translated it.
+    pub translated: Option<u64>,
+    /// Which of the commands.
+    pub command: usize,
+}
+
+/// Where the commands moved the bytes of `range` of a namespace whose offset is a
+/// multiple of `step`, in the order of the commands.
+pub fn touches(commands: &[Command], nsid: u32, range: &Range<u64>, step: u64) -> Vec<Touch> {
+    let mut touches = Vec::new();
+    for (index, command) in commands.iter().enumerate() {
+        let Some(transfer) = command.transfer.filter(|transfer| transfer.blocks > 0) else {
+            continue;
+        };
+        if command.nsid != nsid {
+            continue;
+        }
+        let mut start = transfer.lba * (transfer.bytes / transfer.blocks);
+        for segment in &command.segments {
+            let end = (start + segment.len).min(range.end);
+            let mut at = start.max(range.start).next_multiple_of(step);
+            while at < end {
+                let addr = segment.addr + (at - start);
+                touches.push(Touch {
+                    at,
+                    addr,
+                    translated: command.translated(addr),
+                    command: index,
+                });
+                at += step;
+            }
+            start += segment.len;
+        }
+    }
+    touches
+}
+
 /// Counts what the commands moved, byte by byte: a command's memory, in its
 /// order, goes with its blocks. `bar` is the range of addresses of the GPU's
 /// memory.
@@ -263,6 +307,7 @@ pub fn account(commands: &[Command], place: &Place, bar: &Range<u64>) -> Account
 mod tests {
     use super::*;
     use crate::trace::{Segment, Transfer};
+    use std::collections::HashMap;
 
     fn read(nsid: u32, lba: u64, segments: &[(u64, u64)]) -> Command {
         let bytes: u64 = segments.iter().map(|(_, len)| len).sum();
@@ -281,6 +326,7 @@ mod tests {
                 .iter()
                 .map(|&(addr, len)| Segment { addr, len })
                 .collect(),
+            pages: HashMap::new(),
             status: Some(0),
             errors: Vec::new(),
         }
@@ -314,6 +360,31 @@ mod tests {
             }
         );
         assert_eq!(account.data_commands, 2);
+    }
+
+    #[test]
+    fn bytes_are_found_by_their_place() {
+        let commands = [
+            read(1, 6, &[(0x1000, 2048), (0x9000, 4096)]),
+            read(2, 8, &[(0x5000, 4096)]),
+            read(1, 0, &[(0x7000, 512)]),
+        ];
+        let found = touches(&commands, 1, &(0..8192), 1024);
+        let found: Vec<(u64, u64, usize)> = found
+            .iter()
+            .map(|touch| (touch.at, touch.addr, touch.command))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (3072, 0x1000, 0),
+                (4096, 0x1400, 0),
+                (5120, 0x9000, 0),
+                (6144, 0x9400, 0),
+                (7168, 0x9800, 0),
+                (0, 0x7000, 2),
+            ]
+        );
     }
 
     #[test]

@@ -12,29 +12,30 @@ use anyhow::{Context, Result};
 pub struct Plug {
     driver: &'static str,
     id: String,
-    bus: String,
+    /// Where: [`crate::topology::Topology::place`].
+    place: String,
     properties: Vec<(&'static str, String)>,
 }
 
 impl Plug {
     /// A GPU of the machine, with its memory.
-    pub fn gpu(index: usize) -> Self {
-        Self::gpu_with(index, &format!("vram{index}"))
+    pub fn gpu(config: &Config, index: usize) -> Self {
+        Self::gpu_with(config, index, &format!("vram{index}"))
     }
 
     /// The same with another object for its memory.
-    pub fn gpu_with(index: usize, memory: &str) -> Self {
+    pub fn gpu_with(config: &Config, index: usize, memory: &str) -> Self {
         Self {
             driver: "ivshmem-plain",
             id: format!("gpu{index}"),
-            bus: format!("port{index}"),
+            place: config.topology.place(index),
             properties: vec![("memdev", memory.to_owned())],
         }
     }
 
     /// A controller with this serial number, with its disk if that is
     /// [`Disk::alone`].
-    pub fn controller(config: &Config, serial: &str, id: String, port: usize) -> Self {
+    pub fn controller(config: &Config, serial: &str, id: String, slot: usize) -> Self {
         let mut properties = vec![("serial", serial.to_owned())];
         let of_it = |disk: &&Disk| disk.serial == serial && disk.alone;
         if let Some(disk) = config.disks.iter().find(of_it) {
@@ -43,7 +44,7 @@ impl Plug {
         Self {
             driver: "nvme",
             id,
-            bus: format!("port{port}"),
+            place: config.topology.place(slot),
             properties,
         }
     }
@@ -81,7 +82,7 @@ impl Plug {
 
     /// For `-device`.
     pub fn argument(&self) -> String {
-        let mut text = format!("{},id={},bus={}", self.driver, self.id, self.bus);
+        let mut text = format!("{},id={},{}", self.driver, self.id, self.place);
         for (name, value) in &self.properties {
             text.push_str(&format!(",{name}={value}"));
         }
@@ -94,11 +95,16 @@ impl Plug {
     ///
     /// When QEMU refuses it or is gone.
     pub fn put_in(&self, monitor: &mut Monitor) -> Result<()> {
-        let properties = self.properties.iter();
-        let properties: Vec<(&str, &str)> = properties
+        let place = self
+            .place
+            .split(',')
+            .filter_map(|word| word.split_once('='));
+        let own = self.properties.iter();
+        let properties: Vec<(&str, &str)> = own
             .map(|(name, value)| (*name, value.as_str()))
+            .chain(place)
             .collect();
-        monitor.plug(self.driver, &self.id, &self.bus, &properties)
+        monitor.plug(self.driver, &self.id, &properties)
     }
 }
 
@@ -124,7 +130,7 @@ mod tests {
         );
         assert!(Plug::disk(&config, 2).is_err());
         assert_eq!(
-            Plug::gpu(1).argument(),
+            Plug::gpu(&config, 1).argument(),
             "ivshmem-plain,id=gpu1,bus=port1,memdev=vram1"
         );
     }

@@ -7,6 +7,7 @@ use crate::{extents, family, fuzz, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
+use nix::unistd::{self, Gid, Uid};
 use serde_json::Value;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -63,6 +64,7 @@ pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
             prot,
             flags,
         } => mmap(at, fd, len, offset, prot, flags).and_then(to_value),
+        Op::BecomeUser { uid } => become_user(uid).and_then(to_value),
         Op::Pid => to_value(std::process::id()),
         Op::StealFd { pid, fd } => steal_fd(pid, fd).and_then(to_value),
         Op::Munmap { addr, len } => munmap(addr, len).and_then(to_value),
@@ -111,11 +113,11 @@ pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
             .map_err(|errno| refused(&format!("unmount {target}"), errno))
             .and_then(to_value),
         Op::Sync => {
-            nix::unistd::sync();
+            unistd::sync();
             to_value(())
         }
         Op::DropCaches => {
-            nix::unistd::sync();
+            unistd::sync();
             write_text("/proc/sys/vm/drop_caches", "3").and_then(to_value)
         }
     }
@@ -327,6 +329,15 @@ fn mmap(at: u64, fd: RawFd, len: u64, offset: u64, prot: i32, flags: i32) -> Res
         &format!("mmap of {len} bytes of descriptor {fd} at {offset}"),
         addr as isize,
     )
+}
+
+fn become_user(uid: u32) -> Result<(), Failure> {
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    // Of all threads: each call does so.
+    unistd::setgroups(&[group])
+        .and_then(|()| unistd::setresgid(group, group, group))
+        .and_then(|()| unistd::setresuid(user, user, user))
+        .map_err(|errno| refused(&format!("become user {uid}"), errno))
 }
 
 fn steal_fd(pid: i32, fd: RawFd) -> Result<RawFd, Failure> {

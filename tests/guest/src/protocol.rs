@@ -126,6 +126,12 @@ pub enum Op {
         /// Namespace id.
         nsid: u32,
     },
+    /// Gives up root for good: the worker becomes this user, with the group of
+    /// the same number → nothing.
+    BecomeUser {
+        /// The user.
+        uid: u32,
+    },
     /// Every PCI device → a list of [`PciDevice`].
     Pci,
     /// Tasks that cannot be killed at the moment (state D) → a list of strings.
@@ -354,6 +360,26 @@ pub struct UringRequest {
     pub flags: u8,
     /// The command's own bytes, at most 80.
     pub command: Vec<u8>,
+    /// Instead of the command: an ordinary read or write.
+    pub plain: Option<PlainIo>,
+}
+
+/// An ordinary read or write on a ring (`IORING_OP_READ_FIXED`,
+/// `IORING_OP_WRITE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlainIo {
+    /// Which way: a read goes into memory that is registered with the ring.
+    pub write: bool,
+    /// The file's descriptor.
+    pub fd: i32,
+    /// Address in the worker.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// The entry's I/O priority; 0: the task's.
+    pub ioprio: u16,
 }
 
 /// A command's completion.

@@ -12,6 +12,8 @@ mod family;
 mod field;
 mod frame;
 mod fuzz;
+mod merge;
+mod platform;
 mod process;
 mod read;
 mod refuse;
@@ -44,6 +46,8 @@ pub fn all() -> Vec<Case> {
         field::cases(),
         cli::cases(),
         fuzz::cases(),
+        merge::cases(),
+        platform::cases(),
     ];
     let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
     for case in &mut cases {

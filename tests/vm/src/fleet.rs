@@ -2,6 +2,7 @@
 
 //! The machines of the lane: one at a time, kept as long as cases want the same.
 
+use crate::platform;
 use anyhow::{anyhow, Result};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -64,6 +65,11 @@ pub enum Kind {
     Stacks,
     /// As `HostBridge`, and the kernel bounces all DMA that it can.
     Bounced,
+    /// The first GPU and the drive below a switch, the second GPU beyond a host
+    /// bridge that the kernel trusts, and an IOMMU that translates.
+    Translated,
+    /// One of [`platform::TABLE`].
+    Platform(usize),
 }
 
 impl Kind {
@@ -77,15 +83,20 @@ impl Kind {
             Kind::Removable => "removable",
             Kind::Stacks => "stacks",
             Kind::Bounced => "bounced",
+            Kind::Translated => "translated",
+            Kind::Platform(index) => platform::TABLE[index].name,
         }
     }
 
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp | Kind::Removable | Kind::Stacks => Path::DirectSwitch,
+            Kind::Default | Kind::Prp | Kind::Removable | Kind::Stacks | Kind::Translated => {
+                Path::DirectSwitch
+            }
             Kind::HostBridge => Path::DirectHostBridge,
             Kind::Apart | Kind::Bounced => Path::None,
+            Kind::Platform(index) => platform::TABLE[index].expected.path(),
         }
     }
 
@@ -121,6 +132,16 @@ impl Kind {
                 config.cpu = "EPYC".to_owned();
                 config.kernel_args.push("swiotlb=force".to_owned());
             }
+            Kind::Translated => {
+                config.topology = Topology::Split;
+                config.cpu = "EPYC".to_owned();
+                config.iommu = true;
+                config.kernel_args.push("intel_iommu=on".to_owned());
+                // With SGLs the kernel may send too short ones (cases/merge.rs,
+                // `translated_runs`); then a wrong merge would fail in the drive.
+                config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
+            }
+            Kind::Platform(index) => platform::TABLE[index].configure(&mut config),
         }
         config
     }
@@ -205,6 +226,10 @@ impl Fleet {
             }
             let start = Instant::now();
             let config = self.config(kind);
+            if kind == Kind::Translated {
+                self.parts.add_test_module()?;
+                self.parts.add_udev()?;
+            }
             let vm = Vm::boot(&self.parts, &config)
                 .inspect_err(|error| drop(self.dead.insert(kind, format!("{error:#}"))))?;
             eprintln!(

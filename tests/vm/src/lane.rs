@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
-use vramio_qemu::modules::{self, Modules};
+use vramio_qemu::modules::{self, Flavour, Modules};
 use vramio_qemu::vm::{Parts, Vm};
 use vramio_qemu::{prepare, programs};
 
@@ -25,10 +25,10 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
-    /// Instead of the default lane's cases: those of this slow lane.
-    pub lane: Option<String>,
     /// A `vramio.ko` in place of the one that is built here.
     pub module: Option<PathBuf>,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
 }
 
 /// What a case does in a machine.
@@ -185,7 +185,7 @@ fn parts(options: &Options) -> Result<Parts> {
     let built = if options.stock {
         None
     } else {
-        let built = modules::build(&prepared, false)?;
+        let built = modules::build(&prepared, Flavour::Plain)?;
         Some(Modules {
             vramio: options.module.clone().unwrap_or(built.vramio),
             ..built

@@ -10,6 +10,7 @@ mod context;
 mod filesystem;
 mod fleet;
 mod lane;
+mod platform;
 mod refusal;
 mod rest;
 mod stack;

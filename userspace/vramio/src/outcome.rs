@@ -140,7 +140,7 @@ impl Outcome {
     }
 
     /// All bytes went one way.
-    pub(crate) fn of_path(path: Path, certainty: Certainty, bytes: u64) -> Self {
+    pub fn of_path(path: Path, certainty: Certainty, bytes: u64) -> Self {
         if bytes == 0 {
             return Self::nothing();
         }
@@ -162,15 +162,17 @@ impl Outcome {
     }
 
     /// Counts no more than `bytes` of them: the rest was asked for only because the
-    /// file ends inside a block.
-    pub(crate) fn capped(mut self, bytes: u64) -> Self {
-        let excess = self.bytes.saturating_sub(bytes);
-        if excess > 0 {
-            self.bytes -= excess;
-            let mut moved = Moved::default();
-            moved.add(self.path, self.bytes - self.zeroed);
-            self.moved = moved;
-            self.uncovered = self.uncovered.min(self.bytes);
+    /// file ends inside a block. What is too much is taken from the least direct way.
+    pub fn capped(mut self, bytes: u64) -> Self {
+        let mut excess = self.bytes.saturating_sub(bytes);
+        self.bytes -= excess;
+        self.uncovered = self.uncovered.min(self.bytes);
+        let unknown = std::iter::once(&mut self.moved.unknown);
+        let ways = self.moved.known.iter_mut().rev().chain(unknown);
+        for way in ways.chain(std::iter::once(&mut self.zeroed)) {
+            let taken = excess.min(*way);
+            *way -= taken;
+            excess -= taken;
         }
         self
     }
@@ -352,6 +354,16 @@ mod tests {
     fn a_cap_takes_from_the_path() {
         let outcome = Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, 512).capped(100);
         assert_eq!((outcome.bytes, outcome.moved.direct()), (100, 100));
+        let mut mixed = Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, 512);
+        mixed.append(&Outcome::of_path(
+            Path::CompatCache,
+            Certainty::Consistent,
+            10,
+        ));
+        mixed.append(&Outcome::of_hole(5));
+        let mixed = mixed.capped(515);
+        assert_eq!(mixed.moved.by(Path::CompatCache), 0);
+        assert_eq!((mixed.moved.direct(), mixed.zeroed), (510, 5));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Job, Stream};
 use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
 use crate::memory::GpuBuffer;
-use crate::outcome::{Direction, Outcome};
+use crate::outcome::{Direction, Outcome, Verdict};
 use crate::plan::{Limits, Map, Plan, Request, Section, Way};
 use crate::policy::Policy;
 
@@ -124,6 +124,32 @@ impl File {
             }
         }
         result
+    }
+
+    /// Asks what the direct path would do with a request, and moves nothing. A `len` of 0
+    /// asks about the file and the buffer as such.
+    ///
+    /// # Errors
+    ///
+    /// There is no direct path at all: no module, or one that does not take the buffer. A
+    /// refusal of the file is a verdict.
+    pub fn probe(
+        &self,
+        direction: Direction,
+        buffer: &GpuBuffer,
+        file_offset: u64,
+        buffer_offset: u64,
+        len: u64,
+    ) -> Result<Verdict, Error> {
+        self.context.check_process(Operation::Probe)?;
+        let request = Request {
+            direction,
+            file_offset,
+            buffer_offset: buffer.range.start.saturating_add(buffer_offset),
+            len,
+        };
+        let kmod = self.context.inner.kmod.as_ref().map_err(Clone::clone)?;
+        kmod.probe(&self.target, &buffer.memory, &request)
     }
 
     /// Checks the request, and moves it.

@@ -484,7 +484,8 @@ impl Gone {
             }
             (Event::Unbind, _) => gone.driver(context, "unbind")?,
             (Event::UnplugGpu, _) => {
-                context.vm.unplug(&Plug::gpu(0), BOUND)?;
+                let plug = Plug::gpu(context.vm.config(), 0);
+                context.vm.unplug(&plug, BOUND)?;
             }
             (Event::UnplugDisk, _) => {
                 let plug = Plug::disk(context.vm.config(), fleet::RAW)?;

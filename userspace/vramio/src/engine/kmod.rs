@@ -18,6 +18,7 @@ use crate::buffer::Buffer;
 use crate::code::Code;
 use crate::device::Device;
 use crate::error::{descriptor_name, BarRoom, Error, Operation};
+use crate::file::Target;
 use crate::ioctl::{self, size_of};
 use crate::memory::{Kind, Memory, Registered};
 use crate::outcome::{Direction, Outcome, Verdict};
@@ -142,6 +143,24 @@ impl Kmod {
         }
     }
 
+    /// Asks the module about a request, the first part of it if it needs several.
+    pub(crate) fn probe(
+        &self,
+        target: &Target,
+        memory: &Memory,
+        request: &plan::Request,
+    ) -> Result<Verdict, Error> {
+        let registration = self.registration(memory)?;
+        let Some((buffer, inside, rest)) = registration.place(request.buffer_offset) else {
+            return Err(Error::new(Operation::Probe, memory.name())
+                .with_range(request.buffer_offset, request.len)
+                .with_reason(Reason::OutOfRange));
+        };
+        let len = request.len.min(rest);
+        let file = target.fd();
+        buffer.probe(request.direction, file, request.file_offset, inside, len)
+    }
+
     fn key(job: &Job) -> (u64, u64, Direction) {
         (job.target.id, job.memory.id, job.request.direction)
     }
@@ -182,11 +201,13 @@ impl Engine for Kmod {
                 None => error,
             }
         };
-        let registration = self.registration(&job.memory)?;
-        let Some((buffer, _, _)) = registration.place(0) else {
-            return Err(refused(Reason::OutOfRange.into(), None));
+        let whole = plan::Request {
+            file_offset: 0,
+            buffer_offset: 0,
+            len: 0,
+            ..job.request
         };
-        let verdict = buffer.probe(job.request.direction, job.target.fd(), 0, 0, 0)?;
+        let verdict = self.probe(&job.target, &job.memory, &whole)?;
         if verdict.is_refused() || !verdict.path.is_direct() {
             return Err(refused(verdict.reason, verdict.error));
         }

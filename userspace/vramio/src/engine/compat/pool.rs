@@ -156,6 +156,14 @@ impl Lease {
     }
 }
 
+impl Lease {
+    /// Takes the staging buffer out of use for good: it still counts, and is never
+    /// unmapped.
+    pub(crate) fn abandon(mut self) {
+        std::mem::forget(self.slab.take());
+    }
+}
+
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(slab) = self.slab.take() {
@@ -253,9 +261,18 @@ impl Slab {
         Ok(&mut self.lanes[index])
     }
 
-    /// Forgets a context in which something failed.
-    pub(crate) fn forget(&mut self, ctx: Ctx) {
-        self.lanes.retain(|lane| !lane.is_of(ctx));
+    /// After a failure: waits until no copy of a context uses the memory, and forgets the
+    /// lane. Says whether that is certain.
+    pub(crate) fn quiesce(&mut self, ctx: Ctx) -> bool {
+        let Some(index) = self.lanes.iter().position(|lane| lane.is_of(ctx)) else {
+            return true;
+        };
+        let Ok(_entered) = ctx.enter() else {
+            return false;
+        };
+        let mut lane = self.lanes.swap_remove(index);
+        // The second time, in case that what failed was the waiting.
+        lane.finish().or_else(|_| lane.finish()).is_ok()
     }
 }
 

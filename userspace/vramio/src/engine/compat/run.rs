@@ -323,7 +323,12 @@ impl<'r> Hand<'r> {
         match slab.lane(memory.ctx()).and_then(work) {
             Ok(()) => true,
             Err(fault) => {
-                slab.forget(memory.ctx());
+                // Copies may still be under way. Until they are over nobody else may have
+                // the staging buffer; where that can't be known, nobody ever.
+                let over = slab.quiesce(memory.ctx());
+                if let (false, Some(lease)) = (over, self.lease.take()) {
+                    lease.abandon();
+                }
                 let first = self.open.iter().flatten().copied().chain([at]).min();
                 self.open = [None; SLOTS];
                 self.run.fail(first.unwrap_or(at), self.run.fault(fault));
