@@ -332,15 +332,6 @@ impl Vm {
         Backing::open(&self.dir.disk(self.disk(nsid)?))
     }
 
-    /// The file behind the memory of any GPU.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be opened.
-    pub fn vram_of(&self, gpu: usize) -> Result<Backing> {
-        Backing::open(&self.dir.vram(gpu))
-    }
-
     /// Takes a device out: asks the guest for it, and waits until it is gone, at most
     /// for `patience`. Gives the time that it took.
     ///
@@ -359,27 +350,32 @@ impl Vm {
         Ok(start.elapsed())
     }
 
-    /// Puts a GPU back, and finds out where its memory is now.
+    /// Puts a GPU back, waits until the device `node` of its driver is there, and finds
+    /// out where its memory is now.
     ///
     /// # Errors
     ///
-    /// When QEMU refuses it, or the guest does not see it.
-    pub fn plug_gpu(&mut self, index: usize) -> Result<()> {
+    /// When QEMU refuses it, or the guest does not take it.
+    pub fn plug_gpu(&mut self, index: usize, node: &str) -> Result<()> {
         // QEMU 10.0 dies of an object that is used for the second time.
         self.plugged += 1;
         let memory = format!("vram{index}-{}", self.plugged);
         let file = self.dir.vram(index);
         self.monitor.add_memory(&memory, &file, self.config.vram)?;
         Plug::gpu_with(&self.config, index, &memory).put_in(&mut self.monitor)?;
+        let session = self.guest.session();
         let start = Instant::now();
-        self.bars = loop {
-            match gpu_bars(&self.guest, &self.config) {
-                Err(_) if start.elapsed() < PLUG_PATIENCE => {
-                    thread::sleep(Duration::from_millis(20));
+        loop {
+            // Its address may change until a driver has it.
+            match session.open(node, libc::O_RDWR) {
+                Ok(fd) => break session.close(fd)?,
+                Err(error) if start.elapsed() > PLUG_PATIENCE => {
+                    return Err(error).with_context(|| format!("open {node}"));
                 }
-                found => break found?,
+                Err(_) => thread::sleep(Duration::from_millis(20)),
             }
-        };
+        }
+        self.bars = gpu_bars(&self.guest, &self.config)?;
         Ok(())
     }
 
@@ -407,6 +403,15 @@ impl Vm {
                 found => return found,
             }
         }
+    }
+
+    /// The file behind the memory of any GPU.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened.
+    pub fn vram_of(&self, gpu: usize) -> Result<Backing> {
+        Backing::open(&self.dir.vram(gpu))
     }
 
     /// Begins a window of the trace.

@@ -67,7 +67,7 @@ mod tests {
         let cases = all();
         for (name, report) in field::ALIASES {
             assert!(
-                cases.iter().any(|case| case.name == name),
+                cases.iter().any(|case| case.name == *name),
                 "{report}: there is no case {name}"
             );
         }

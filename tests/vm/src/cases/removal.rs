@@ -512,10 +512,7 @@ impl Gone {
         match self.event {
             Event::Unmap | Event::Free | Event::MasterOff => Ok(()),
             Event::Unbind => self.driver(context, "bind"),
-            Event::UnplugGpu => {
-                context.vm.plug_gpu(0)?;
-                appears(context, vramio_qemu::remote::GPU)
-            }
+            Event::UnplugGpu => context.vm.plug_gpu(0, vramio_qemu::remote::GPU),
             Event::UnplugDisk => context.vm.plug_disk(fleet::RAW).map(drop),
             Event::MemoryOff => command(context, &self.gpu, MEMORY | MASTER),
         }
@@ -538,19 +535,6 @@ fn command(context: &Context<'_>, address: &str, bits: u8) -> Result<()> {
         format!("printf '\\{bits:03o}' | dd of={config} bs=1 seek=4 conv=notrunc 2>/dev/null");
     context.vm.guest.session().run(&["sh", "-c", &script])?;
     Ok(())
-}
-
-/// Waits for a device node.
-fn appears(context: &Context<'_>, path: &str) -> Result<()> {
-    let session = context.vm.guest.session();
-    let start = Instant::now();
-    loop {
-        match session.open(path, libc::O_RDWR) {
-            Ok(fd) => return Ok(session.close(fd)?),
-            Err(error) if start.elapsed() > BOUND => bail!("{path}: {error}"),
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
 }
 
 /// Registrations that nobody used: the next request tells.
