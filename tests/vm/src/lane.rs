@@ -25,6 +25,8 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
     /// A `vramio.ko` in place of the one that is built here.
     pub module: Option<PathBuf>,
 }
