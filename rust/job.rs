@@ -282,9 +282,14 @@ impl Job {
             }
             return false;
         }
-        // The drive has done its part, but nobody knows where the data is.
+        // The drive has done its part, but nobody knows where the data is. If the driver
+        // was unbound in order, it did arrive; that cannot be told from here.
         if !self.flight.provider().answers() {
-            self.stop(ENODEV, Reason::MemoryOff);
+            let reason = match self.buffer.refusal() {
+                Some(refusal) if refusal.reason == Reason::ProviderGone => refusal.reason,
+                _ => Reason::MemoryOff,
+            };
+            self.stop(ENODEV, reason);
             return false;
         }
         self.results.bytes += moved;

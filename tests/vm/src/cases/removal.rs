@@ -121,7 +121,7 @@ pub(super) fn holder_is_stopped(context: &mut Context<'_>) -> Result<()> {
             party.session.kill(libc::SIGCONT)?;
             let gone = gone.with_context(|| event.name())?;
             match flight {
-                Some(flight) => landed(context, event, &party, flight)?,
+                Some(flight) => landed(context, event, &party, flight, true)?,
                 None => refused(context, event, &party)?,
             }
             throttle(context, 0)?;
@@ -422,7 +422,7 @@ fn attempt(context: &mut Context<'_>, event: Event, state: State) -> Result<()> 
     let gone = Gone::make(context, event, party.as_ref())?;
     if let Some(party) = &party {
         match flight {
-            Some(flight) => landed(context, event, party, flight)?,
+            Some(flight) => landed(context, event, party, flight, event == Event::MemoryOff)?,
             None => refused(context, event, party)?,
         }
         rest::at_rest(context, &[party.device()])?;
@@ -576,8 +576,16 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
 }
 
 /// The requests that were in flight: each has done all, or was refused and moved
-/// nothing. Once the event is over, nothing arrives in memory that it took away.
-fn landed(context: &mut Context<'_>, event: Event, party: &Party, flight: Flight) -> Result<()> {
+/// nothing. Once the event is over, nothing arrives in memory that it took away. With
+/// `late`, their ends are seen only when the event is over: what was moved before may be
+/// refused then.
+fn landed(
+    context: &mut Context<'_>,
+    event: Event,
+    party: &Party,
+    flight: Flight,
+    late: bool,
+) -> Result<()> {
     let before = party.memory(context)?;
     let (place, mark) = (flight.place.clone(), flight.mark);
     let start = Instant::now();
@@ -617,7 +625,7 @@ fn landed(context: &mut Context<'_>, event: Event, party: &Party, flight: Flight
         );
         refusals[side] += 1;
         // The drive may have put data there before nobody could tell any more.
-        if event == Event::MemoryOff {
+        if late {
             expected[range.clone()].copy_from_slice(&after[range]);
         }
     }
@@ -635,7 +643,7 @@ fn landed(context: &mut Context<'_>, event: Event, party: &Party, flight: Flight
         // The drive does a command again after its reset.
         Event::MasterOff => ensure!(account.data.into_ram == 0, "{account:?}"),
         // What nobody vouches for was moved all the same.
-        Event::MemoryOff => ensure!(account.data.into_bar >= moved, "{account:?}"),
+        _ if late => ensure!(account.data.into_bar >= moved, "{account:?}"),
         _ => {
             let flow = Flow {
                 into_bar: moved,
