@@ -22,7 +22,7 @@ use crate::{
 };
 use kernel::{
     bindings::{
-        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOSPC, ERANGE,
+        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOMEM, ENOSPC, ERANGE,
         EREMOTEIO,
     },
     sync::Arc,
@@ -345,6 +345,7 @@ fn error_reason(errno: u32, direction: Direction) -> Reason {
     match errno {
         EINVAL | EREMOTEIO => Reason::MapRefused,
         EINTR => Reason::Interrupted,
+        ENOMEM => Reason::NoMemory,
         EBUSY if direction == Direction::Write => Reason::PageCacheBusy,
         EFBIG => Reason::FileSize,
         ENOSPC | EDQUOT => Reason::NoSpace,

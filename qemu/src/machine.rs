@@ -315,7 +315,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
     args.pair("-accel", "tcg,thread=single");
     args.pair("-cpu", &config.cpu);
     args.pair("-smp", "2");
-    args.pair("-m", "1G");
+    args.pair("-m", kernel.flavour.memory());
     for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
         args.word(flag);
     }
@@ -323,7 +323,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
     args.pair("-nic", "none");
     args.pair("-kernel", &kernel.vmlinuz.display().to_string());
     args.pair("-initrd", &dir.initrd().display().to_string());
-    args.pair("-append", &kernel_command_line(config));
+    args.pair("-append", &kernel_command_line(config, kernel));
     args.pair("-serial", &format!("file:{}", dir.console().display()));
     if config.shell {
         args.pair("-chardev", "stdio,id=terminal,signal=off");
@@ -403,7 +403,7 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
     }
 }
 
-fn kernel_command_line(config: &Config) -> String {
+fn kernel_command_line(config: &Config, kernel: &Kernel) -> String {
     let mut words = vec![
         "console=ttyS0",
         "loglevel=6",
@@ -423,6 +423,7 @@ fn kernel_command_line(config: &Config) -> String {
     if config.shell {
         words.push("vramio.shell");
     }
+    words.extend(kernel.flavour.words());
     words.extend(config.kernel_args.iter().map(String::as_str));
     words.join(" ")
 }

@@ -3,7 +3,7 @@
 //! Builds our kernel modules.
 
 use crate::enter::Bind;
-use crate::kernel::{jobs, CC};
+use crate::kernel::{jobs, Flavour};
 use crate::prepare::{checkout, Prepared};
 use crate::process;
 use anyhow::{bail, ensure, Context, Result};
@@ -18,9 +18,23 @@ pub struct Modules {
     pub vramio: PathBuf,
     /// `vramio_mockgpu.ko`.
     pub mockgpu: PathBuf,
+    /// `vramio_plant.ko`, for the debug kernel.
+    pub plant: Option<PathBuf>,
 }
 
-/// Builds both modules for the prepared kernel, below
+impl Modules {
+    /// The modules' files, with their names.
+    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+        let mut files = vec![
+            ("vramio.ko", self.vramio.as_path()),
+            ("vramio_mockgpu.ko", &self.mockgpu),
+        ];
+        files.extend(self.plant.as_deref().map(|file| ("vramio_plant.ko", file)));
+        files
+    }
+}
+
+/// Builds the modules for the prepared kernel, below
 /// `build/modules/RELEASE` of the checkout.
 ///
 /// With `clippy` the kernel's clippy checks them, below `build/clippy`, and
@@ -58,11 +72,15 @@ pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
     let mut make = root.command("make", &binds);
     make.arg("-C")
         .arg(&kernel.tree)
-        .arg(CC)
+        .arg(kernel.flavour.compiler())
         .arg(assign("M", &repo)?)
         .arg(assign("MO", &out)?)
         .arg(format!("-j{}", jobs()))
         .arg("--no-print-directory");
+    let debug = kernel.flavour == Flavour::Debug;
+    if debug || clippy {
+        make.arg("VRAMIO_PLANT=1");
+    }
     if clippy {
         make.args(["CLIPPY=1", "W=e"]);
     }
@@ -80,8 +98,9 @@ pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
     let modules = Modules {
         vramio: out.join("vramio.ko"),
         mockgpu: out.join("vramio_mockgpu.ko"),
+        plant: debug.then(|| out.join("vramio_plant.ko")),
     };
-    for module in [&modules.vramio, &modules.mockgpu] {
+    for (_, module) in modules.files() {
         check(prepared, module)?;
     }
     Ok(modules)

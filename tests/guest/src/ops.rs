@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, make, uring};
+use crate::{extents, inject, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -75,6 +75,9 @@ pub fn run(op: Op) -> Result<Value, Failure> {
             .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),
+        Op::FailNth { nth, op } => inject::run(nth, *op)
+            .map_err(|error| failed("fault injection", &error))
+            .and_then(to_value),
         Op::Mount {
             source,
             target,

@@ -6,8 +6,11 @@ mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
+mod detect;
 mod dmabuf;
+mod failures;
 mod frame;
+mod leaks;
 mod process;
 mod read;
 mod refuse;
@@ -30,6 +33,10 @@ pub fn all() -> Vec<Case> {
         async_end::cases(),
         process::cases(),
         cli::cases(),
+        failures::cases(),
+        detect::cases(),
+        // The last of each machine.
+        leaks::cases(),
     ]
     .into_iter()
     .flatten()

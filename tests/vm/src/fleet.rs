@@ -35,6 +35,9 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 4] = [Kind::Default, Kind::Prp, Kind::HostBridge, Kind::Apart];
+
     /// A name for test names.
     pub fn name(self) -> &'static str {
         match self {

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
+use vramio_qemu::kernel::Flavour;
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{modules, prepare, programs};
+use vramio_qemu::{debug, modules, prepare, programs};
 
 /// What to run.
 pub struct Options {
@@ -26,7 +27,7 @@ pub struct Options {
 }
 
 /// What a case does in a machine.
-type Run = Box<dyn Fn(&mut Context<'_>) -> Result<()> + Send>;
+pub type Run = Box<dyn Fn(&mut Context<'_>) -> Result<()> + Send>;
 
 /// What a case does.
 pub enum Body {
@@ -46,6 +47,29 @@ pub struct Case {
     pub smoke: bool,
     /// Whether it can run without our modules.
     pub stock: bool,
+    /// The kernels that it runs on.
+    pub on: On,
+}
+
+/// Which kernels a case is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// Stock and debug ones.
+    All,
+    /// Stock ones: the debug kernel lacks something, or is too slow for it.
+    Stock,
+    /// The debug kernel, for its detectors.
+    Debug,
+}
+
+impl On {
+    fn has(self, flavour: Flavour) -> bool {
+        match self {
+            On::All => true,
+            On::Stock => flavour == Flavour::Stock,
+            On::Debug => flavour == Flavour::Debug,
+        }
+    }
 }
 
 impl Case {
@@ -60,7 +84,14 @@ impl Case {
             body: Body::In(kind, Box::new(run)),
             smoke: false,
             stock: false,
+            on: On::All,
         }
+    }
+
+    /// The same, but only on these kernels.
+    #[must_use]
+    pub fn on(self, on: On) -> Self {
+        Self { on, ..self }
     }
 
     /// The same as a smoke test.
@@ -104,8 +135,13 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         fleet: None,
         report: Report::new(),
     }));
+    let flavour = if options.series.as_deref() == Some(debug::SERIES) {
+        Flavour::Debug
+    } else {
+        Flavour::Stock
+    };
     let mut cases = cases::all();
-    cases.retain(|case| case.smoke || !options.smoke);
+    cases.retain(|case| (case.smoke || !options.smoke) && case.on.has(flavour));
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
         .into_iter()

@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::{self, Fleet, Kind};
-use crate::lane::{Body, Case};
+use crate::lane::{Body, Case, On};
 use anyhow::{anyhow, ensure, Result};
 use vramio_guest::file::FilePlan;
 use vramio_guest::pattern;
@@ -44,6 +44,7 @@ pub fn cases() -> Vec<Case> {
             body: Body::Alone(boot_dies),
             smoke: false,
             stock: true,
+            on: On::Stock,
         },
     ]
 }
