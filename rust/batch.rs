@@ -7,8 +7,8 @@ use crate::{
     ctx::Ctx,
     io::{self, Wait},
     job::{Job, Step},
-    request::Request,
-    slot::{self, Pool, Slot, Waiter, SLOTS},
+    request::Names,
+    slot::{self, Place, Pool, Slot, Waiter, SLOTS},
     sys,
     target::Direction,
 };
@@ -95,6 +95,9 @@ impl<'a> Batch<'a> {
     fn fill(&mut self, mut next: u32, plug: &Plug) -> u32 {
         let mut kin = None;
         while next < self.arg.count && self.error.is_none() {
+            let Some(place) = self.place() else {
+                break;
+            };
             let (entry, job) = match self.read_entry(next) {
                 Ok(read) => read,
                 Err(refusal) => {
@@ -115,26 +118,24 @@ impl<'a> Batch<'a> {
             if kin.replace(job.kin()).is_some_and(|k| k != job.kin()) {
                 plug.flush();
             }
-            // Waits only while none of ours is in flight: else one of ours frees a slot.
-            let waiter = Waiter::Batch(self.waiter, next);
-            let alone = !self.is_flying();
-            let taken = if alone {
-                self.pool.take_killable(job, waiter)
-            } else {
-                self.pool.try_take(job, waiter)
-            };
-            match taken {
-                Ok(slot) => self.advance(slot, next),
-                Err(_) => {
-                    if alone {
-                        self.error = Some(Refusal::new(EINTR, Reason::Interrupted));
-                    }
-                    break;
-                }
-            }
+            let slot = place.fill(job, Waiter::Batch(self.waiter, next));
+            self.advance(slot, next);
             next += 1;
         }
         next
+    }
+
+    /// A place for the next entry. Waits for one only while none of ours is in flight:
+    /// else one of ours frees its own.
+    fn place(&mut self) -> Option<Place<'a>> {
+        if self.is_flying() {
+            return self.pool.try_take();
+        }
+        let place = self.pool.take_killable();
+        if place.is_none() {
+            self.error = Some(Refusal::new(EINTR, Reason::Interrupted));
+        }
+        place
     }
 
     /// Submits a job's parts until one is queued or the job is over.
@@ -212,7 +213,6 @@ impl<'a> Batch<'a> {
         // SAFETY: The slot is ours, and no part of it is queued.
         let job = unsafe { self.pool.give(slot) };
         let outcome = job.finish(self.ctx.stats());
-        drop(job);
         let mut entry = VramioIo {
             size: self.arg.entry_size,
             ..VramioIo::default()
@@ -257,7 +257,7 @@ impl<'a> Batch<'a> {
             0 => Direction::Read,
             _ => Direction::Write,
         };
-        let job = job.and_then(|()| self.ctx.begin(Request::of_io(direction, &entry)));
+        let job = job.and_then(|()| self.ctx.begin(entry.request(direction)));
         Ok((entry, job))
     }
 

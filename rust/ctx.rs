@@ -23,7 +23,7 @@ use crate::{
         range::{self, BadRange},
         split,
     },
-    request::Request,
+    request::{Names, Request},
     slot::Pool,
     stats::{Count, Counters, Module},
     sys, tally,
@@ -331,8 +331,8 @@ impl Ctx {
 
     pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {
         abi::clear_results(arg);
-        let mut job = self.begin(Request::of_io(direction, arg))?;
-        let results = job::run(&mut job, &self.stats)?;
+        let job = self.begin(arg.request(direction))?;
+        let results = job::run(job, &self.stats)?;
         abi::fill_results(arg, &results);
         Ok(())
     }
@@ -355,7 +355,7 @@ impl Ctx {
         } else {
             Direction::Read
         };
-        let request = Request::of_probe(direction, arg);
+        let request = arg.request(direction);
         let buffer = match arg.buffer {
             0 => None,
             id => Some(self.buffer(id)?),

@@ -42,7 +42,8 @@ pub(crate) struct Results {
     pub(crate) parts: u32,
 }
 
-/// A request under way.
+/// A request under way. It ends by [`Job::finish`] or [`Job::abandon`]; until then it
+/// counts as one in flight.
 pub(crate) struct Job {
     request: Request,
     target: Target,
@@ -266,10 +267,15 @@ impl Job {
     }
 
     /// The results, or why nothing moved; counts them.
-    pub(crate) fn finish(&self, stats: &Counters) -> Result<Results, Refusal> {
+    pub(crate) fn finish(self, stats: &Counters) -> Result<Results, Refusal> {
         let outcome = self.outcome();
         self.flight.end(stats, &outcome);
         outcome
+    }
+
+    /// Ends a job of which nothing was submitted: its request is to be begun again.
+    pub(crate) fn abandon(self, stats: &Counters) {
+        self.flight.abandon(stats);
     }
 
     fn outcome(&self) -> Result<Results, Refusal> {
@@ -354,7 +360,7 @@ fn error_reason(errno: u32, direction: Direction) -> Reason {
 }
 
 /// Runs a job to its end in the calling task.
-pub(crate) fn run(job: &mut Job, stats: &Counters) -> Result<Results, Refusal> {
+pub(crate) fn run(mut job: Job, stats: &Counters) -> Result<Results, Refusal> {
     let mut iocb = bindings::kiocb::default();
     // SAFETY: Without `on_done` nothing is queued.
     while let Step::Arrived(ret) = unsafe { job.submit(&mut iocb, Wait::May, None) } {

@@ -3,7 +3,7 @@
 //! What a caller asks for, and the checks that need no I/O.
 
 use crate::{
-    abi::{Reason, Refusal, VramioIo, VramioProbe},
+    abi::{Reason, Refusal, VramioIo, VramioProbe, VramioUring},
     buffer::Buffer,
     pure::{
         align::{self, Unaligned},
@@ -25,29 +25,31 @@ pub(crate) struct Request {
     pub(crate) len: u64,
 }
 
+/// A structure of the ABI that names a request.
+pub(crate) trait Names {
+    fn request(&self, direction: Direction) -> Request;
+}
+
+macro_rules! names_a_request {
+    ($($arg:ty),*) => {
+        $(impl Names for $arg {
+            fn request(&self, direction: Direction) -> Request {
+                Request {
+                    direction,
+                    fd: self.fd,
+                    buffer: self.buffer,
+                    file_offset: self.file_offset,
+                    buffer_offset: self.buffer_offset,
+                    len: self.len,
+                }
+            }
+        })*
+    };
+}
+
+names_a_request!(VramioIo, VramioProbe, VramioUring);
+
 impl Request {
-    pub(crate) fn of_io(direction: Direction, arg: &VramioIo) -> Self {
-        Self {
-            direction,
-            fd: arg.fd,
-            buffer: arg.buffer,
-            file_offset: arg.file_offset,
-            buffer_offset: arg.buffer_offset,
-            len: arg.len,
-        }
-    }
-
-    pub(crate) fn of_probe(direction: Direction, arg: &VramioProbe) -> Self {
-        Self {
-            direction,
-            fd: arg.fd,
-            buffer: arg.buffer,
-            file_offset: arg.file_offset,
-            buffer_offset: arg.buffer_offset,
-            len: arg.len,
-        }
-    }
-
     /// Checks ranges, which needs no target.
     pub(crate) fn check_range(&self, buffer: &Buffer) -> Result<(), Refusal> {
         let refused = |bad| match bad {

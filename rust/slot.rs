@@ -198,21 +198,16 @@ impl Pool {
         self.slots.get(index)
     }
 
-    /// Takes a slot for a job, if one is free.
-    pub(crate) fn try_take(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
-        match self.places.take() {
-            Some(index) => Ok(self.fill(index, job, waiter)),
-            None => Err(job),
-        }
+    /// Takes a place, if one is free.
+    pub(crate) fn try_take(&self) -> Option<Place<'_>> {
+        let index = self.places.take()?;
+        Some(Place { pool: self, index })
     }
 
-    /// Takes a slot for a job; waits for one, unless a fatal signal comes.
-    pub(crate) fn take_killable(&self, job: Job, waiter: Waiter) -> Result<&Slot, Job> {
-        let taken = self.places.take().or_else(|| self.wait());
-        match taken {
-            Some(index) => Ok(self.fill(index, job, waiter)),
-            None => Err(job),
-        }
+    /// Takes a place; waits for one, unless a fatal signal comes.
+    pub(crate) fn take_killable(&self) -> Option<Place<'_>> {
+        let index = self.places.take().or_else(|| self.wait())?;
+        Some(Place { pool: self, index })
     }
 
     /// Waits for a place, unless a fatal signal comes.
@@ -232,15 +227,12 @@ impl Pool {
         place
     }
 
-    fn fill(&self, index: usize, job: Job, waiter: Waiter) -> &Slot {
-        let slot = &self.slots[index];
-        // SAFETY: The slot is ours.
-        unsafe {
-            *slot.buffer.get() = job.buffer();
-            *slot.job.get() = Some(job);
-            *slot.waiter.get() = Some(waiter);
+    /// The place is nobody's any more.
+    fn give_place(&self, index: usize) {
+        if self.places.give(index) {
+            // SAFETY: Initialised in `new`.
+            unsafe { bindings::up(self.freed.get()) };
         }
-        slot
     }
 
     /// Gives a slot back and takes its job out.
@@ -251,10 +243,34 @@ impl Pool {
     pub(crate) unsafe fn give(&self, slot: &Slot) -> Job {
         // SAFETY: Per the contract.
         let job = unsafe { (*slot.job.get()).take().unwrap_unchecked() };
-        if self.places.give(slot.index) {
-            // SAFETY: Initialised in `new`.
-            unsafe { bindings::up(self.freed.get()) };
-        }
+        self.give_place(slot.index);
         job
+    }
+}
+
+/// A place for a request that is to come: who has none need not begin one.
+pub(crate) struct Place<'a> {
+    pool: &'a Pool,
+    index: usize,
+}
+
+impl<'a> Place<'a> {
+    /// Puts a job there. [`Pool::give`] gives the place back.
+    pub(crate) fn fill(self, job: Job, waiter: Waiter) -> &'a Slot {
+        let slot = &self.pool.slots[self.index];
+        core::mem::forget(self);
+        // SAFETY: The slot is ours.
+        unsafe {
+            *slot.buffer.get() = job.buffer();
+            *slot.job.get() = Some(job);
+            *slot.waiter.get() = Some(waiter);
+        }
+        slot
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.pool.give_place(self.index);
     }
 }

@@ -160,7 +160,7 @@ fn count(open: Option<&Counters>, provider: Option<&Counters>, add: &[[u64; 2]])
     };
 }
 
-/// A request under way.
+/// A request under way. It ends by [`Flight::end`] or [`Flight::abandon`].
 #[must_use]
 pub(crate) struct Flight {
     direction: Direction,
@@ -178,6 +178,12 @@ impl Flight {
             // SAFETY: Reads a counter.
             start: unsafe { sys::vramio_cycles() },
         }
+    }
+
+    /// It was not made, and is to be begun again: no request to count.
+    pub(crate) fn abandon(&self, open: &Counters) {
+        let landed = [IN_FLIGHT as u64, 1u64.wrapping_neg()];
+        count(Some(open), Some(&self.provider), &[landed]);
     }
 
     /// Counts its end. A refusal is counted for the provider alone: the caller counts

@@ -29,6 +29,14 @@ struct Tallies {
     dir: Option<Dir>,
 }
 
+impl Tallies {
+    fn find(&self, domain: u32, devid: u32) -> Option<Arc<Counters>> {
+        let mut entries = self.entries.iter();
+        let entry = entries.find(|e| (e.domain, e.devid) == (domain, devid))?;
+        Some(entry.counters.clone())
+    }
+}
+
 global_lock! {
     // SAFETY: `init` runs before the device can be opened.
     unsafe(uninit) static TALLIES: Mutex<Tallies> = Tallies { entries: KVec::new(), dir: None };
@@ -82,11 +90,11 @@ fn print(counters: &impl Count, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// The counters of a provider, made when it has none yet.
 pub(crate) fn of(pdev: &PciRef) -> Result<Arc<Counters>> {
     let (domain, devid) = (pdev.domain(), pdev.devid());
-    if let Some(counters) = find(domain, devid) {
+    let mut tallies = TALLIES.lock();
+    if let Some(counters) = tallies.find(domain, devid) {
         return Ok(counters);
     }
     let counters = Arc::new(Counters::new(), GFP_KERNEL)?;
-    let mut tallies = TALLIES.lock();
     let Some(dir) = &tallies.dir else {
         return Ok(counters);
     };
@@ -106,8 +114,5 @@ pub(crate) fn of(pdev: &PciRef) -> Result<Arc<Counters>> {
 
 /// The counters of a provider that has some.
 pub(crate) fn find(domain: u32, devid: u32) -> Option<Arc<Counters>> {
-    let tallies = TALLIES.lock();
-    let mut entries = tallies.entries.iter();
-    let entry = entries.find(|e| (e.domain, e.devid) == (domain, devid))?;
-    Some(entry.counters.clone())
+    TALLIES.lock().find(domain, devid)
 }

@@ -15,7 +15,7 @@ use crate::{
     ctx::Ctx,
     io::{self, Wait},
     job::{self, Results, Step},
-    request::Request,
+    request::Names,
     slot::{self, Slot, Waiter},
     sys,
     target::Direction,
@@ -99,22 +99,15 @@ fn issue(
     issue_flags: ffi::c_uint,
 ) -> Result<(), Unissued> {
     let arg = read_command(command.cmd, issue_flags)?;
-    let job = ctx.begin(Request {
-        direction,
-        fd: arg.fd,
-        buffer: arg.buffer,
-        file_offset: arg.file_offset,
-        buffer_offset: arg.buffer_offset,
-        len: arg.len,
-    })?;
     let pool = ctx.pool()?;
-    let waiter = Waiter::Uring(command.cmd, command.big_cqe);
-    let slot = match wait {
-        Wait::MayNot => pool.try_take(job, waiter).map_err(|_| Unissued::Again)?,
+    let place = match wait {
+        Wait::MayNot => pool.try_take().ok_or(Unissued::Again)?,
         Wait::May | Wait::Does => pool
-            .take_killable(job, waiter)
-            .map_err(|_| Refusal::new(EINTR, Reason::Interrupted))?,
+            .take_killable()
+            .ok_or(Refusal::new(EINTR, Reason::Interrupted))?,
     };
+    let job = ctx.begin(arg.request(direction))?;
+    let slot = place.fill(job, Waiter::Uring(command.cmd, command.big_cqe));
     // SAFETY: The command is pending; its room for a pointer is ours.
     unsafe {
         *sys::vramio_uring_pdu(command.cmd.as_ptr()) = core::ptr::from_ref(slot).cast_mut().cast()
@@ -123,7 +116,7 @@ fn issue(
         Ok(())
     } else {
         // SAFETY: Nothing is queued.
-        drop(unsafe { pool.give(slot) });
+        unsafe { pool.give(slot) }.abandon(ctx.stats());
         Err(Unissued::Again)
     }
 }
@@ -201,7 +194,6 @@ fn finish(ctx: &Ctx, command: Command, slot: &Slot, issue_flags: ffi::c_uint) {
     if let Err(refusal) = outcome {
         ctx.stats().refused(refusal);
     }
-    drop(job);
     complete(command, outcome, issue_flags);
 }
 

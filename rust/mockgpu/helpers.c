@@ -105,11 +105,6 @@ void mockgpu_sg_set(struct scatterlist *sg, struct page *page, dma_addr_t addr, 
 	sg_dma_len(sg) = len;
 }
 
-bool mockgpu_sg_is_ram(struct scatterlist *sg)
-{
-	return sg_page(sg) != NULL;
-}
-
 int mockgpu_mapping_error(struct device *dev, dma_addr_t addr)
 {
 	return dma_mapping_error(dev, addr);

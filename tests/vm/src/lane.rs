@@ -9,11 +9,11 @@ use anyhow::{anyhow, Context as _, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
 use vramio_qemu::kernel::Flavour;
-use vramio_qemu::vm::Parts;
+use vramio_qemu::vm::{Parts, Vm};
 use vramio_qemu::{debug, modules, prepare, programs};
 
 /// What to run.
@@ -233,7 +233,8 @@ fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
         GuestError::Failed(_) => Ok(()),
         error => Err(anyhow!(error).context("end the session")),
     });
-    let checked = fleet.vm(kind)?.check();
+    let vm = fleet.vm(kind)?;
+    let checked = vm.check().and_then(|()| all_landed(vm));
     if ended.is_err() || checked.is_err() {
         fleet.discard();
     }
@@ -243,5 +244,34 @@ fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
         (Ok(()), Err(fault)) => Err(fault),
         (Err(error), Ok(())) => Err(error),
         (Err(error), Err(fault)) => Err(anyhow!("{error:#}\n{fault:#}")),
+    }
+}
+
+/// Whatever a case did, no request is in flight for ever by the module's own count.
+fn all_landed(vm: &Vm) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let counters = match vm
+            .guest
+            .session()
+            .read_text("/sys/kernel/debug/vramio/stats")
+        {
+            Ok(counters) => counters,
+            // The module is not loaded.
+            Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(()),
+            Err(error) => return Err(error).context("read the module's counters"),
+        };
+        let left = counters
+            .lines()
+            .find_map(|line| line.strip_prefix("in-flight:\t"))
+            .context("the module does not count requests in flight")?;
+        if left == "0" {
+            return Ok(());
+        }
+        // What a dead process left ends with its part.
+        if start.elapsed() > Duration::from_secs(5) {
+            return Err(anyhow!("{left} requests are in flight, says the module"));
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

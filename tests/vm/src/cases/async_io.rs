@@ -18,8 +18,8 @@ use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-/// Small requests of a case.
-const COUNT: u64 = 200;
+/// Small requests of a case: more than an open file has in flight.
+const COUNT: u64 = 300;
 /// Pages from one small request's place in the file to the next one's: they do
 /// not merge.
 const APART: u64 = 3;
