@@ -26,7 +26,7 @@ const FAULTS: [&str; 17] = [
     r"refcount_t: |percpu_ref .* underflow|kobject_add_internal failed",
     r"KASAN:|KCSAN:|UBSAN:|KFENCE:|kmemleak: .* new suspected",
     r"Bad page (state|map)|bad: scheduling from the idle|list_(add|del) corruption",
-    r"kernel BUG at|rust_kernel: panicked",
+    r"kernel BUG at|rust_kernel: panicked|ODEBUG: \w+ (active|inactive|initialized|destroyed|none|not available)|DMA-API: .*: device driver",
     // A detector that has given up sees nothing.
     r"DMA-API: debugging out of memory|kmemleak: .*(detector disabled|pool empty|Cannot)|ODEBUG disabled|turning off the locking|lockdep is turned off",
     r"unable to handle|soft lockup|hard LOCKUP|Unknown symbol",
@@ -129,6 +129,8 @@ mod tests {
             "[    3.1] Kernel panic - not syncing: sysrq triggered crash",
             "[    3.1] vramio: Unknown symbol foo (err -2)",
             "[    3.1] rust_kernel: panicked at rust/io.rs:12:5:",
+            "[    3.1] ODEBUG: free active (active state 0) object: 00000000deadbeef",
+            "[    3.1] DMA-API: vramio_mockgpu 0000:03:00.0: device driver frees DMA memory",
             "[    3.1] kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
             "[    3.1] kmemleak: Memory pool empty, consider increasing it",
             "[    3.1] DMA-API: debugging out of memory - disabling",

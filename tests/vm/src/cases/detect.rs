@@ -68,16 +68,18 @@ pub fn cases() -> Vec<Case> {
         on: On::Debug,
     };
     vec![
-        case("locks-objects-dma-leaks", |fleet| find(fleet, &MANY)),
-        case("memory", |fleet| find(fleet, &MEMORY)),
+        case("locks-objects-dma-leaks", |fleet| {
+            find(fleet, "many", &MANY)
+        }),
+        case("memory", |fleet| find(fleet, "memory", &MEMORY)),
     ]
 }
 
 /// Boots, and plants one bug after the other: the console's check must fail each time,
 /// with what the detector says.
-fn find(fleet: &mut Fleet, bugs: &[Bug]) -> Result<()> {
+fn find(fleet: &mut Fleet, name: &str, bugs: &[Bug]) -> Result<()> {
     let mut config = fleet.config(Kind::Default);
-    config.name = "test-debug-detect".to_owned();
+    config.name = format!("test-debug-detect-{name}");
     let mut vm = Vm::boot(fleet.parts(), &config)?;
     let session = vm.guest.session();
     for bug in bugs {

@@ -109,11 +109,12 @@ fn sweep(
     bail!("more than {MOST} allocations")
 }
 
-/// What an operation may fail with when an allocation, or a copy, has failed. When the
-/// copy of the answer has failed there is no reason.
+/// What an operation may fail with when an allocation, or a copy, has failed. An
+/// exporter that has no memory says the same as one whose BAR is full. When the copy of
+/// the answer has failed there is no reason.
 fn clean(errno: i32, reason: u32) -> Result<()> {
     let right = match errno {
-        ENOMEM => reason == Reason::NoMemory as u32,
+        ENOMEM => reason == Reason::NoMemory as u32 || reason == Reason::BarFull as u32,
         EFAULT => true,
         _ => false,
     };
