@@ -12,6 +12,7 @@ VM = $(READY) && cargo run --quiet --package vramio-qemu --bin vramio-vm --
 VM_TESTS = $(READY) && cargo run --quiet --package vramio-vm-tests --
 
 LANES = abi host guest smoke-72
+KERNELS = 7.3 7.2
 SCRIPTS = .ci/run $(shell find . -name '*.sh' -not -path './build/*' -not -path './target/*')
 KERNEL_RUST = $(shell find rust -name '*.rs' -not -name '*_generated.rs')
 
@@ -52,13 +53,43 @@ test-guest: ## Lane: all that runs in a VM.
 test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
 
+.PHONY: test-debug
 test-debug: ## Lane: the tests in a VM on a debug kernel, which is built once (half an hour).
 	@$(VM_TESTS) --kernel debug $(FILTER)
+
+.PHONY: fuzz test-kernels test-install
+fuzz: ## Call the module FUZZ=100000 times, right and wrong, from SEED=n on (default: the time).
+	@$(READY) && FUZZ='$(or $(FUZZ),100000)' SEED='$(or $(SEED),'"$$(date +%s)"')' && \
+	export FUZZ SEED && echo "fuzz: SEED=$$SEED" && \
+	cargo run --quiet --package vramio-vm-tests -- --exact --nocapture fuzz/calls
+
+test-kernels: ## Slow lane: the guest lane on every supported kernel.
+	@failed=; for kernel in $(KERNELS); do \
+		echo "=== kernel $$kernel"; \
+		$(MAKE) test-guest KERNEL=$$kernel || failed="$$failed $$kernel"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "test-kernels: FAILED:$$failed"; exit 1; fi; \
+	echo 'test-kernels: PASS'
+
+test-install: ## Slow lane: make install and make dkms in a Debian system made for it, and the smoke tests.
+	@$(VM) test-install
+	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
+
+.PHONY: test-platform
+test-platform: ## Slow lane: one VM for each platform (IOMMU, ACS, root ports, bounce buffers).
+	@$(VM_TESTS) --lane platform $(FILTER)
 
 .PHONY: bench-kernel
 bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by function).
 	@$(READY) && FILTER='$(FILTER)' PROFILE='$(PROFILE)' \
 	cargo run --quiet --package vramio-bench-kernel --
+
+.PHONY: bench-gpu
+bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB).
+	@$(READY) && cargo build --quiet --release --package vramio-bench-gpu && \
+	python3 tests/bench/gpu/export.py && \
+	"$${CARGO_TARGET_DIR:-target}/release/vramio-bench-gpu" \
+		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)')
 
 check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
 	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \

@@ -4,6 +4,7 @@
 
 use crate::{
     abi::{self, Reason, Refusal, VramioBatch, VramioIo, VRAMIO_BATCH_MAX, VRAMIO_IO_WRITE},
+    barrier::{self, Part},
     ctx::Ctx,
     io::{self, Wait},
     job::{Job, Step},
@@ -115,7 +116,8 @@ impl<'a> Batch<'a> {
             };
             // Requests of another file or another registration may not merge with
             // those in the plug.
-            if kin.replace(job.kin()).is_some_and(|k| k != job.kin()) {
+            let stranger = kin.replace(job.kin()).is_some_and(|k| k != job.kin());
+            if stranger && barrier::has(Part::Plug) {
                 plug.flush();
             }
             let slot = place.fill(job, Waiter::Batch(self.waiter, next));
@@ -261,11 +263,12 @@ impl<'a> Batch<'a> {
         Ok((entry, job))
     }
 
-    /// Writes the results, which end the structure; what the caller wrote stays.
+    /// Writes the results, and nothing else: what the caller wrote stays.
     fn write_results(&mut self, index: u32, entry: &VramioIo) {
         let from = core::mem::offset_of!(VramioIo, bytes);
+        let to = core::mem::offset_of!(VramioIo, reserved);
         let ptr = UserPtr::from_addr(self.address(index) + from);
-        let bytes = &kernel::transmute::AsBytes::as_bytes(entry)[from..];
+        let bytes = &kernel::transmute::AsBytes::as_bytes(entry)[from..to];
         match UserSlice::new(ptr, bytes.len()).writer().write_slice(bytes) {
             Ok(()) => self.arg.done += 1,
             Err(_) => self.error = Some(Refusal::new(EFAULT, Reason::BadAddress)),

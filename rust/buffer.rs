@@ -117,8 +117,8 @@ impl Deref for Inside<'_> {
 }
 
 impl Inside<'_> {
-    /// Stays inside for a part that was queued; its completion leaves with
-    /// [`Buffer::leave_for_queued`].
+    /// Stays inside for somebody who goes on with [`Buffer::inside_again`]: the next
+    /// step of a request, or the completion of a part that was queued.
     pub(crate) fn stay(self) {
         core::mem::forget(self);
     }
@@ -215,13 +215,13 @@ impl Buffer {
         }
     }
 
-    /// Leaves for a part that was queued. Callable in any context.
+    /// Goes on inside. Callable in any context, as is leaving.
     ///
     /// # Safety
     ///
     /// Called once for each [`Inside::stay`].
-    pub(crate) unsafe fn leave_for_queued(&self) {
-        self.leave();
+    pub(crate) unsafe fn inside_again(&self) -> Inside<'_> {
+        Inside(self)
     }
 
     fn leave(&self) {

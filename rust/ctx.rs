@@ -140,6 +140,7 @@ impl Ctx {
 
     pub(crate) fn register(&self, arg: &mut VramioRegister) -> Result<(), Refusal> {
         let mm = self.mm.as_deref().filter(|mm| mapping::is_current(mm));
+        arg.limit = 0;
         let Some(mm) = mm else {
             return Err(Refusal::new(EPERM, Reason::ForeignProcess));
         };

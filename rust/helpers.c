@@ -36,7 +36,7 @@
 /* Words of vramio_file_look(). */
 #define VRAMIO_LOOK 12
 /* Counters of rust/stats.rs. */
-#define VRAMIO_COUNTERS 202
+#define VRAMIO_COUNTERS 205
 
 /* --- pages --- */
 
@@ -121,6 +121,18 @@ u32 vramio_current_uid(void)
 {
 	return from_kuid(&init_user_ns, current_uid());
 }
+
+#ifdef VRAMIO_TEST
+/* A set bit leaves a part of the merge barrier out (barrier.rs). */
+static unsigned int barrier_off;
+module_param_unsafe(barrier_off, uint, 0600);
+MODULE_PARM_DESC(barrier_off, "Parts of the merge barrier to leave out; corrupts data");
+
+unsigned int vramio_barrier_off(void)
+{
+	return READ_ONCE(barrier_off);
+}
+#endif
 
 int vramio_current_ioprio(void)
 {
@@ -261,6 +273,14 @@ void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
 	look[9] = i_size_read(inode);
 	look[10] = inode->i_blocks;
 	look[11] = vramio_file_change(file);
+}
+
+/* How far the current task may write: generic_write_checks() cuts a write there. */
+u64 vramio_file_limit(const struct file *file)
+{
+	u64 limit = min_t(u64, rlimit(RLIMIT_FSIZE), file->f_mapping->host->i_sb->s_maxbytes);
+
+	return file->f_flags & O_LARGEFILE ? limit : min_t(u64, limit, MAX_NON_LFS);
 }
 
 bool vramio_file_cached(const struct file *file)
@@ -574,21 +594,13 @@ unsigned int vramio_counters_len(void)
 	return VRAMIO_COUNTERS;
 }
 
-/*
- * Adds to counters of this CPU, of an open file and of a provider. Either of these
- * may be NULL. Each entry is a counter and a number to add.
- */
-void vramio_count(atomic64_t *open, atomic64_t *provider, const u64 (*add)[2], unsigned int entries)
+/* Adds to a counter of this CPU, of an open file and of a provider, which may be NULL. */
+void vramio_count(atomic64_t *open, atomic64_t *provider, unsigned int counter, u64 n)
 {
-	unsigned int i;
-
-	for (i = 0; i < entries; i++) {
-		this_cpu_add(vramio_counters[add[i][0]], add[i][1]);
-		if (open)
-			atomic64_add(add[i][1], &open[add[i][0]]);
-		if (provider)
-			atomic64_add(add[i][1], &provider[add[i][0]]);
-	}
+	this_cpu_add(vramio_counters[counter], n);
+	atomic64_add(n, &open[counter]);
+	if (provider)
+		atomic64_add(n, &provider[counter]);
 }
 
 u64 vramio_counted(unsigned int counter)
@@ -606,9 +618,18 @@ u64 vramio_cycles(void)
 	return get_cycles();
 }
 
-u64 vramio_nanoseconds_since(u64 cycles)
+/*
+ * Counts the end of a request that began at @start: one for its time, by powers of
+ * two nanoseconds from @latency on, below @powers, and one in @one. Returns its time.
+ */
+u64 vramio_count_end(atomic64_t *open, atomic64_t *provider, u64 start, unsigned int latency,
+		     unsigned int powers, unsigned int one)
 {
-	return mul_u64_u32_div(get_cycles() - cycles, 1000000, tsc_khz ?: 1000000);
+	u64 ns = mul_u64_u32_div(get_cycles() - start, 1000000, tsc_khz ?: 1000000);
+
+	vramio_count(open, provider, latency + min_t(unsigned int, ilog2(ns | 1), powers - 1), 1);
+	vramio_count(open, provider, one, 1);
+	return ns;
 }
 
 void vramio_trace_register(u64 bytes, u32 runs, u32 domain, u32 devid)

@@ -4,11 +4,11 @@
 //! through the VFS to the file's own read or write path.
 
 use crate::{
+    barrier::{self, Part},
     pages::Slice,
     provider::Provider,
     sys,
-    target::{Direction, Target},
-    verdict::Verdict,
+    target::{Direction, End},
 };
 use kernel::bindings::{self, EAGAIN, EIOCBQUEUED};
 
@@ -59,8 +59,7 @@ pub(crate) enum Wait {
 pub(crate) unsafe fn submit(
     iocb: *mut bindings::kiocb,
     direction: Direction,
-    target: &Target,
-    verdict: &Verdict,
+    target: &End,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -77,8 +76,8 @@ pub(crate) unsafe fn submit(
     };
     // A bio that must not wait cannot be split. File systems mark none that is longer
     // than a block so (fs/iomap/direct-io.c), block devices all.
-    let max = verdict.attributes.max_nowait;
-    let fits = target.is_regular() || slice.len <= max;
+    let max = target.max_nowait;
+    let fits = target.regular || slice.len <= max;
     if wait != Wait::Does && max > 0 && fits {
         let first = attempt(true);
         let again = matches!(first.0, Outcome::Done(ret) if ret == -(EAGAIN as isize));
@@ -88,7 +87,7 @@ pub(crate) unsafe fn submit(
     } else if wait == Wait::MayNot {
         return (Outcome::Done(-(EAGAIN as isize)), Charge::default());
     }
-    if direction == Direction::Read && target.is_regular() {
+    if direction == Direction::Read && target.regular {
         // Not every file system offers this; then the charge is what it is.
         // SAFETY: The file is open.
         let _ = unsafe { sys::vramio_file_count_extents(target.as_ptr(), at, slice.len) };
@@ -103,7 +102,7 @@ pub(crate) unsafe fn submit(
 unsafe fn attempt(
     iocb: *mut bindings::kiocb,
     direction: Direction,
-    target: &Target,
+    target: &End,
     provider: &Provider,
     slice: &Slice<'_>,
     at: u64,
@@ -137,9 +136,6 @@ unsafe fn attempt(
     if nowait {
         flags |= sys::VRAMIO_CONST_IOCB_NOWAIT;
     }
-    // Class and level are the caller's; the hint is the merge barrier (provider.rs).
-    // SAFETY: Looks at the current task.
-    let ioprio = unsafe { sys::vramio_current_ioprio() } as u16 & IOPRIO_CLASS_LEVEL;
     // SAFETY: `iocb` is valid for writes.
     unsafe {
         iocb.write(bindings::kiocb {
@@ -147,7 +143,7 @@ unsafe fn attempt(
             ki_pos: at as i64,
             ki_complete: on_done,
             ki_flags: flags,
-            ki_ioprio: with_class(ioprio) | provider.hint() << IOPRIO_HINT_SHIFT,
+            ki_ioprio: ioprio(provider),
             ..bindings::kiocb::default()
         })
     };
@@ -162,7 +158,7 @@ unsafe fn attempt(
         }
     }
 
-    if direction == Direction::Read && target.is_regular() {
+    if direction == Direction::Read && target.regular {
         // The file system does this after the read; where the time is due, it may read
         // the inode's block, which would be in the charge.
         // SAFETY: The file is open.
@@ -218,6 +214,16 @@ const IOPRIO_CLASS_SHIFT: u16 = 13;
 const IOPRIO_HINT_SHIFT: u16 = 3;
 const IOPRIO_CLASS_LEVEL: u16 = !(((1 << 10) - 1) << IOPRIO_HINT_SHIFT);
 const IOPRIO_CLASS_BE: u16 = 2;
+
+/// The caller's class and level, with the hint that is the merge barrier (provider.rs).
+fn ioprio(provider: &Provider) -> u16 {
+    // SAFETY: Looks at the current task.
+    let own = unsafe { sys::vramio_current_ioprio() } as u16;
+    if !barrier::has(Part::Hint) {
+        return own;
+    }
+    with_class(own & IOPRIO_CLASS_LEVEL) | provider.hint() << IOPRIO_HINT_SHIFT
+}
 
 /// submit_bio() overwrites a priority without a class, hint and all.
 fn with_class(ioprio: u16) -> u16 {

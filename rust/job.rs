@@ -17,9 +17,10 @@ use crate::{
     request::Request,
     stats::{Counters, Flight},
     sys,
-    target::{Direction, Target},
-    verdict::{Verdict, Verdicts},
+    target::{Direction, End, Target},
+    verdict::Verdicts,
 };
+use core::mem;
 use kernel::{
     bindings::{
         self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOMEM, ENOSPC, ERANGE,
@@ -46,10 +47,15 @@ pub(crate) struct Results {
 /// counts as one in flight.
 pub(crate) struct Job {
     request: Request,
-    target: Target,
+    target: End,
     buffer: Arc<Buffer>,
-    verdict: Verdict,
+    /// How its data travels.
+    path: Path,
+    /// Whether a part ends with its run ([`Route::by_run`](crate::target::Route)).
+    by_run: bool,
     flight: Flight,
+    /// Inside the registration's gate, since it began, for the first part.
+    inside: bool,
     /// Bytes to move.
     end: u64,
     /// Bytes of the part under way.
@@ -85,13 +91,10 @@ impl Job {
     ) -> Result<Self, Refusal> {
         request.check_range(&buffer)?;
         let target = Target::open(request.fd, request.direction)?;
-        let (flight, verdict) = {
-            let inside = buffer.enter()?;
-            let provider = inside.provider();
-            let flight = Flight::begin(request.direction, stats, provider.counters().clone());
-            (flight, verdicts.on(&target, provider))
-        };
-        let checked = verdict.and_then(|verdict| {
+        let inside = buffer.enter()?;
+        let provider = inside.provider();
+        let flight = Flight::begin(request.direction, stats, provider.counters().clone());
+        let checked = verdicts.on(&target, provider).and_then(|verdict| {
             request.check_align(verdict.attributes.align)?;
             Ok(verdict)
         });
@@ -114,12 +117,15 @@ impl Job {
                 u64::from(verdict.attributes.align.offset),
             ),
         };
+        inside.stay();
         Ok(Self {
             request,
-            target,
+            target: target.into_end(&verdict.attributes),
             buffer,
-            verdict,
+            path: verdict.route.path,
+            by_run: verdict.route.by_run,
             flight,
+            inside: true,
             end,
             asked: 0,
             charge: Charge::default(),
@@ -171,12 +177,23 @@ impl Job {
         if unsafe { sys::vramio_fatal_signal_pending() } {
             return self.stop(EINTR, Reason::Interrupted);
         }
-        let cap = self.target.part_bytes(&self.verdict.attributes);
         let at = self.request.file_offset + self.results.bytes;
-        self.asked = split::part(at, self.end - self.results.bytes, cap);
+        let left = self.end - self.results.bytes;
+        self.asked = split::part(at, left, self.target.part_bytes);
+        if self.request.direction == Direction::Write {
+            self.asked = self.target.clip_write(at, self.asked);
+            if self.asked == 0 {
+                return self.stop(EFBIG, Reason::FileSize);
+            }
+        }
 
         // For one part at a time, so that revoking waits for no more than that.
-        let entered = self.buffer.enter();
+        let entered = if mem::take(&mut self.inside) {
+            // SAFETY: `begin()` stayed inside, and we go on there once.
+            Ok(unsafe { self.buffer.inside_again() })
+        } else {
+            self.buffer.enter()
+        };
         let inside = match &entered {
             Ok(inside) => inside,
             &Err(r) => {
@@ -189,8 +206,12 @@ impl Job {
             drop(entered);
             return self.stop(ERANGE, Reason::OutOfRange);
         };
+        if self.by_run {
+            slice.end_with_run(u64::from(self.target.align));
+            self.asked = slice.len;
+        }
         let write = self.request.direction == Direction::Write;
-        let path = self.verdict.route.path;
+        let path = self.path;
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_submit(write, at, from, self.asked, path as u32) };
         if let Some(bvec) = slice.trimmed() {
@@ -208,7 +229,6 @@ impl Job {
                 iocb,
                 self.request.direction,
                 &self.target,
-                &self.verdict,
                 inside.provider(),
                 &slice,
                 at,
@@ -281,7 +301,7 @@ impl Job {
     fn outcome(&self) -> Result<Results, Refusal> {
         let mut results = self.results;
         if results.bytes > 0 {
-            results.path = self.verdict.route.path;
+            results.path = self.path;
         } else {
             if results.error != 0 {
                 return Err(Refusal::new(results.error, results.reason));
@@ -303,7 +323,7 @@ impl Job {
             asked: self.asked,
             returned: moved,
             submitted: self.charge.bytes,
-            align: u64::from(self.verdict.attributes.align.offset),
+            align: u64::from(self.target.align),
             direct,
         });
         let write = self.request.direction == Direction::Write;
@@ -334,6 +354,15 @@ impl Job {
         if rank(certainty) > rank(self.results.certainty) {
             self.results.certainty = certainty;
             self.results.reason = reason;
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.inside {
+            // SAFETY: `begin()` stayed inside, and no part was submitted.
+            drop(unsafe { self.buffer.inside_again() });
         }
     }
 }

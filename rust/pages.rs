@@ -6,7 +6,10 @@ use crate::{
     abi::Refusal,
     pgmap::PgmapRef,
     provider::{Provider, Share},
-    pure::runs::{self, Run},
+    pure::{
+        runs::{self, Run},
+        split,
+    },
     sys,
 };
 use kernel::{bindings, page::PAGE_SIZE, prelude::*};
@@ -35,6 +38,19 @@ pub(crate) struct Slice<'a> {
 }
 
 impl Slice<'_> {
+    /// Ends it with its first run, if that leaves whole multiples of `align`.
+    pub(crate) fn end_with_run(&mut self, align: u64) {
+        let Some((first, [_, ..])) = self.bvecs.split_first() else {
+            return;
+        };
+        let left = u64::from(first.bv_len).saturating_sub(self.skip);
+        let len = split::run(left, self.len, align);
+        if len < self.len {
+            self.len = len;
+            self.bvecs = core::slice::from_ref(first);
+        }
+    }
+
     /// The slice as a bvec of its own, if it lies in one run.
     ///
     /// A bvec that is longer than the data makes the block layer look for places to

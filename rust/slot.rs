@@ -149,7 +149,7 @@ pub(crate) unsafe extern "C" fn on_done(iocb: *mut bindings::kiocb, ret: isize) 
     unsafe { *slot.ret.get() = ret };
     // Here and not by the waiter: revoking may wait for this in the waiter's own task.
     // SAFETY: `Job::submit()` stayed inside for us, once.
-    unsafe { buffer.leave_for_queued() };
+    drop(unsafe { buffer.inside_again() });
     let second = slot.turns.fetch_sub(1, Full) == 1;
     // From here on the slot may be somebody else's.
     match waiter {

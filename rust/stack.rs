@@ -10,14 +10,15 @@
 //! decides nothing: the link must lead to that device.
 //!
 //! * md sets the queue's P2PDMA feature for raid0, raid1 and raid10 while every
-//!   member has it, and clears it when a member without it is added.
+//!   member has it, and clears it when a member without it is added, until the array
+//!   is assembled again.
 //! * Device mapper never sets it. But a device mapper queue has the NOWAIT feature
 //!   exactly while every target of its table has it (dm-table.c), and those targets
 //!   (linear, striped, unstripe, switch, zero) only choose the place of a bio: one
 //!   that copies or transforms data needs memory, and has to wait. So NOWAIT on the
 //!   queue admits a table, and a table with crypt, thin, cache, raid or multipath is
-//!   refused. The members must pass this check themselves, as if they were used
-//!   alone. Should a target zero a read by itself, the accounts tell (io.rs).
+//!   refused. So is one on md's raid1 and raid10, which take the feature away. The
+//!   members must pass this check themselves, as if they were used alone. Should a target zero a read by itself, the accounts tell (io.rs).
 //! * NVMe multipath: every path has to reach the provider, those not in use
 //!   included: they may come into use at any time, without notice.
 //!
@@ -28,7 +29,10 @@ use crate::{
     abi::{Reason, Refusal},
     block::{self, Devices},
     pci::PciRef,
-    pure::name::{self, Kind, Name},
+    pure::{
+        known,
+        name::{self, Kind, Name},
+    },
     sys, sysfs,
     target::Direction,
 };
@@ -175,9 +179,15 @@ impl Walk<'_> {
             return refuse(Reason::LeafUnknown);
         }
         match kind {
-            Kind::Dm if !nowait => return refuse(Reason::DmTarget),
+            // SAFETY: `disk` is live, and device mapper's.
+            Kind::Dm if !nowait => return unsafe { self.blame(disk, depth, Reason::DmTarget) },
             Kind::Dm => {}
             _ if p2pdma => {}
+            // SAFETY: `disk` is live, and md's.
+            Kind::Md if unsafe { sysfs::md_passes_pages(disk) } => {
+                // SAFETY: As above.
+                return unsafe { self.blame(disk, depth, Reason::QueueNoP2pdma) };
+            }
             Kind::Md => return refuse(Reason::MdLevel),
             Kind::Loop => return refuse(Reason::LoopDevice),
             Kind::Virtio => return refuse(Reason::VirtioBlk),
@@ -239,7 +249,27 @@ impl Walk<'_> {
         if self.stack.leaves.len() == before {
             return refuse(Reason::LeafUnknown);
         }
+        self.unsettle(before);
         Ok(self.stack.layers.push(layer, GFP_KERNEL_ACCOUNT)?)
+    }
+
+    /// Refuses a stacked disk: for the member that is the cause, or else with `reason`.
+    ///
+    /// # Safety
+    ///
+    /// As for `disk()`.
+    unsafe fn blame(
+        &mut self,
+        disk: *mut bindings::device,
+        depth: u32,
+        reason: Reason,
+    ) -> Result<(), Refusal> {
+        let whole = *self.at;
+        // SAFETY: Per the contract.
+        match unsafe { self.members(disk, depth) } {
+            Err(member) if *self.at != whole => Err(member),
+            _ => refuse(reason),
+        }
     }
 
     /// A disk on a PCI function, or one with several paths.
@@ -296,11 +326,15 @@ impl Walk<'_> {
                 return refuse(fabric(head));
             }
         }
-        // Merges are switched by path, which nothing tells us.
-        self.stack.settled &= !self.stack.leaves[before..]
-            .iter()
-            .any(|l| l.pdev.is_translated());
+        self.unsettle(before);
         Ok(())
+    }
+
+    /// Merges are switched by leaf. Below another disk nothing tells us of it; where it
+    /// matters (target.rs) each request has to look again.
+    fn unsettle(&mut self, from: usize) {
+        let leaves = self.stack.leaves.get(from..).unwrap_or_default();
+        self.stack.settled &= !leaves.iter().any(|leaf| leaf.pdev.is_translated());
     }
 }
 
@@ -312,13 +346,5 @@ impl Walk<'_> {
 unsafe fn fabric(disk: *mut bindings::device) -> Reason {
     let mut buf = [0; 16];
     // SAFETY: Per the contract.
-    match unsafe { sysfs::nvme_transport(disk, &mut buf) } {
-        Some(b"tcp") => Reason::NvmeTcp,
-        Some(b"loop") => Reason::NvmeLoop,
-        // The queue takes peer memory when its network card does. Which card that is
-        // only the driver knows, so the distance to the provider cannot be found.
-        Some(b"rdma") => Reason::NvmeRdma,
-        Some(_) => Reason::NvmeFabrics,
-        None => Reason::LeafUnknown,
-    }
+    known::transport(unsafe { sysfs::nvme_transport(disk, &mut buf) })
 }

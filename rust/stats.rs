@@ -3,7 +3,8 @@
 //! Counters: of the module, of each open file, of each provider.
 //!
 //! The module's are per CPU. All are relaxed: each is exact, together they are not a
-//! snapshot.
+//! snapshot. What follows from others is not counted, but summed up when somebody asks:
+//! a request should touch few of them.
 
 use crate::{
     abi::{Certainty, Reason, Refusal, VramioStats},
@@ -11,7 +12,7 @@ use crate::{
     sys,
     target::Direction,
 };
-use core::{array, fmt};
+use core::{array, fmt, ops::Range};
 use kernel::{
     bindings,
     prelude::*,
@@ -29,13 +30,14 @@ const CERTAINTIES: usize = Certainty::ALL.len();
 /// Powers of two, nanoseconds, for each direction.
 const LATENCIES: usize = 32;
 
-// Where each counter is.
-const REQUESTS: usize = 0;
-const BYTES: usize = REQUESTS + 2;
+// Where each counter is. Pairs are for reads and for writes.
+const BEGUN: usize = 0;
+const BYTES: usize = BEGUN + 1;
 const UNCOVERED: usize = BYTES + 2;
-const IN_FLIGHT: usize = UNCOVERED + 1;
-const CERTAINTY: usize = IN_FLIGHT + 1;
-const LATENCY: usize = CERTAINTY + CERTAINTIES;
+/// Requests that ended so: with a certainty, or refused.
+const CERTAINTY: usize = UNCOVERED + 1;
+const REFUSED: usize = CERTAINTY + 2 * CERTAINTIES;
+const LATENCY: usize = REFUSED + 1;
 const REASON: usize = LATENCY + 2 * LATENCIES;
 const TOTAL: usize = REASON + REASONS;
 
@@ -43,13 +45,35 @@ const TOTAL: usize = REASON + REASONS;
 pub(crate) trait Count {
     fn get(&self, counter: usize) -> u64;
 
+    fn sum(&self, counters: Range<usize>) -> u64 {
+        counters.map(|counter| self.get(counter)).sum()
+    }
+
+    /// Requests in this direction.
+    fn requests(&self, side: usize) -> u64 {
+        let first = CERTAINTY + side * CERTAINTIES;
+        self.sum(first..first + CERTAINTIES)
+    }
+
+    /// Requests with this certainty.
+    fn certainty(&self, certainty: usize) -> u64 {
+        self.get(CERTAINTY + certainty) + self.get(CERTAINTY + CERTAINTIES + certainty)
+    }
+
+    /// Requests that began and did not end. In this order, so that none ends that did
+    /// not begin.
+    fn in_flight(&self) -> u64 {
+        let ended = self.sum(CERTAINTY..REFUSED + 1);
+        self.get(BEGUN).saturating_sub(ended)
+    }
+
     /// Fills in the structure of the ABI.
     fn fill(&self, out: &mut VramioStats) {
-        out.requests = array::from_fn(|i| self.get(REQUESTS + i));
+        out.requests = array::from_fn(|side| self.requests(side));
         out.bytes = array::from_fn(|i| self.get(BYTES + i));
         out.uncovered = self.get(UNCOVERED);
-        out.in_flight = self.get(IN_FLIGHT);
-        out.certainty = array::from_fn(|i| self.get(CERTAINTY + i));
+        out.in_flight = self.in_flight();
+        out.certainty = array::from_fn(|i| self.certainty(i));
         out.latency = array::from_fn(|i| self.get(LATENCY + i));
         out.reasons = array::from_fn(|i| match i {
             0 => 0,
@@ -60,28 +84,28 @@ pub(crate) trait Count {
     /// Gives each counter as a line, those that may be many only when not 0.
     fn lines(&self, mut line: impl FnMut(fmt::Arguments<'_>)) {
         for (i, name) in ["read", "write"].into_iter().enumerate() {
-            line(format_args!("{name}s:\t{}", self.get(REQUESTS + i)));
+            line(format_args!("{name}s:\t{}", self.requests(i)));
             line(format_args!("{name}-bytes:\t{}", self.get(BYTES + i)));
         }
         line(format_args!("uncovered-bytes:\t{}", self.get(UNCOVERED)));
-        line(format_args!("in-flight:\t{}", self.get(IN_FLIGHT)));
-        let mut some = |counter, name: fmt::Arguments<'_>| match self.get(counter) {
+        line(format_args!("in-flight:\t{}", self.in_flight()));
+        let mut some = |count, name: fmt::Arguments<'_>| match count {
             0 => {}
             n => line(format_args!("{name}:\t{n}")),
         };
         for certainty in Certainty::ALL {
-            let counter = CERTAINTY + certainty as usize;
-            some(counter, format_args!("certainty-{}", certainty.name()));
+            let count = self.certainty(certainty as usize);
+            some(count, format_args!("certainty-{}", certainty.name()));
         }
         for (i, name) in ["read", "write"].into_iter().enumerate() {
             for power in 0..LATENCIES {
-                let counter = LATENCY + i * LATENCIES + power;
-                some(counter, format_args!("{name}-ns-from-{}", 1u64 << power));
+                let count = self.get(LATENCY + i * LATENCIES + power);
+                some(count, format_args!("{name}-ns-from-{}", 1u64 << power));
             }
         }
         for raw in 1..REASONS {
             let name = Reason::from_raw(raw as u32).map_or("unknown", Reason::name);
-            some(REASON + raw, format_args!("reason-{name}"));
+            some(self.get(REASON + raw), format_args!("reason-{name}"));
         }
     }
 }
@@ -121,6 +145,11 @@ impl Counters {
         Self([const { Atomic::new(0) }; TOTAL])
     }
 
+    /// As the C side has them: `Atomic<u64>` is laid out as `atomic64_t`.
+    fn as_ptr(&self) -> *mut bindings::atomic64_t {
+        self.0.as_ptr().cast::<bindings::atomic64_t>().cast_mut()
+    }
+
     /// Prints an open file's counters for fdinfo.
     pub(crate) fn show(&self, m: &SeqFile) {
         self.lines(|line| seq_print!(m, "vramio-{line}\n"));
@@ -130,34 +159,21 @@ impl Counters {
     pub(crate) fn refused(&self, refusal: Refusal) {
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_refuse(refusal.reason as u32, refusal.errno) };
-        count(Some(self), None, &[[reason(refusal.reason as u32), 1]]);
+        count(self, None, reason(refusal.reason), 1);
     }
 }
 
 /// The counter of a reason; of one that is unknown, or none at all, the first, for
 /// which nobody asks.
-fn reason(raw: u32) -> u64 {
-    (REASON + raw as usize % REASONS) as u64
+fn reason(reason: Reason) -> usize {
+    REASON + reason as usize % REASONS
 }
 
-/// Adds to the module's counters, and to those of an open file and of a provider.
-fn count(open: Option<&Counters>, provider: Option<&Counters>, add: &[[u64; 2]]) {
-    let pointer = |counters: Option<&Counters>| {
-        counters.map_or(core::ptr::null_mut(), |c| {
-            core::ptr::from_ref(&c.0)
-                .cast::<bindings::atomic64_t>()
-                .cast_mut()
-        })
-    };
-    // SAFETY: The counters are below `TOTAL`. `Atomic<u64>` is laid out as `atomic64_t`.
-    unsafe {
-        sys::vramio_count(
-            pointer(open),
-            pointer(provider),
-            add.as_ptr().cast(),
-            add.len() as u32,
-        )
-    };
+/// Adds to the module's counter, and to those of an open file and of a provider.
+fn count(open: &Counters, provider: Option<&Counters>, counter: usize, n: u64) {
+    let provider = provider.map_or(core::ptr::null_mut(), Counters::as_ptr);
+    // SAFETY: The counter is below `TOTAL`.
+    unsafe { sys::vramio_count(open.as_ptr(), provider, counter as u32, n) };
 }
 
 /// A request under way. It ends by [`Flight::end`] or [`Flight::abandon`].
@@ -171,7 +187,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Counters>) -> Self {
-        count(Some(open), Some(&provider), &[[IN_FLIGHT as u64, 1]]);
+        count(open, Some(&provider), BEGUN, 1);
         Self {
             direction,
             provider,
@@ -182,43 +198,41 @@ impl Flight {
 
     /// It was not made, and is to be begun again: no request to count.
     pub(crate) fn abandon(&self, open: &Counters) {
-        let landed = [IN_FLIGHT as u64, 1u64.wrapping_neg()];
-        count(Some(open), Some(&self.provider), &[landed]);
+        count(open, Some(&self.provider), BEGUN, 1u64.wrapping_neg());
     }
 
     /// Counts its end. A refusal is counted for the provider alone: the caller counts
     /// the call (`Counters::refused`). Callable in any context.
     pub(crate) fn end(&self, open: &Counters, outcome: &Result<Results, Refusal>) {
-        // SAFETY: Reads a counter.
-        let ns = unsafe { sys::vramio_nanoseconds_since(self.start) };
-        let power = (ns.max(1).ilog2() as usize).min(LATENCIES - 1);
         let side = self.direction as usize;
-        let landed = [IN_FLIGHT as u64, 1u64.wrapping_neg()];
-        let latency = [(LATENCY + side * LATENCIES + power) as u64, 1];
+        let one = match outcome {
+            Ok(results) => CERTAINTY + side * CERTAINTIES + results.certainty as usize,
+            Err(_) => REFUSED,
+        };
+        // SAFETY: The counters are below `TOTAL`.
+        let ns = unsafe {
+            sys::vramio_count_end(
+                open.as_ptr(),
+                self.provider.as_ptr(),
+                self.start,
+                (LATENCY + side * LATENCIES) as u32,
+                LATENCIES as u32,
+                one as u32,
+            )
+        };
         let results = match outcome {
             Ok(results) => results,
             Err(refusal) => {
-                count(Some(open), Some(&self.provider), &[landed, latency]);
-                let counter = REASON + refusal.reason as usize % REASONS;
-                self.provider.0[counter].add(1, Relaxed);
+                self.provider.0[reason(refusal.reason)].add(1, Relaxed);
                 return;
             }
         };
-        let add = [
-            landed,
-            latency,
-            [(REQUESTS + side) as u64, 1],
-            [(BYTES + side) as u64, results.bytes],
-            [(CERTAINTY + results.certainty as usize) as u64, 1],
-            // Rarely more than nothing.
-            [reason(results.reason as u32), 1],
-            [UNCOVERED as u64, results.uncovered],
-        ];
-        let entries = match results.reason {
-            Reason::None => 5,
-            _ => add.len(),
-        };
-        count(Some(open), Some(&self.provider), &add[..entries]);
+        let add = |counter, n| count(open, Some(&self.provider), counter, n);
+        add(BYTES + side, results.bytes);
+        if results.reason != Reason::None {
+            add(reason(results.reason), 1);
+            add(UNCOVERED, results.uncovered);
+        }
         let write = self.direction == Direction::Write;
         // SAFETY: Passes integers.
         unsafe {

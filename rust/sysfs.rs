@@ -128,6 +128,18 @@ pub(crate) unsafe fn nvme_transport<'a>(
     unsafe { read(controller.as_ptr(), c"transport", buf).ok() }
 }
 
+/// Whether an md array is of a level that only chooses the place of the data.
+///
+/// # Safety
+///
+/// `disk` is a live device of an md array.
+pub(crate) unsafe fn md_passes_pages(disk: *mut bindings::device) -> bool {
+    let mut buf = [0; 16];
+    // SAFETY: Per the contract.
+    let level = unsafe { read(disk, c"md/level", &mut buf) };
+    matches!(level, Ok(b"raid0" | b"raid1" | b"raid10"))
+}
+
 /// Whether an md array has write-behind, by which it copies what it writes. An array
 /// whose attribute cannot be read counts as one that has; one without a bitmap has
 /// no attribute.

@@ -9,18 +9,27 @@
 
 use crate::{
     abi::{Path, Reason, Refusal},
-    pci,
+    barrier::{self, Part},
+    block, pci,
     provider::Provider,
-    pure::{name::Name, split},
+    pure::{
+        known::{self, FileSystem},
+        name::Name,
+        range, split,
+    },
     stack::Stack,
     sys,
 };
+use core::mem::MaybeUninit;
 use kernel::{
     bindings::{self, EBADF, EINVAL, EISDIR, EOPNOTSUPP},
     fs::{File, LocalFile},
     prelude::*,
     sync::aref::ARef,
 };
+
+/// Words of `vramio_file_look()`.
+const LOOK: usize = 12;
 
 /// Which way the data goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +52,7 @@ pub(crate) struct Align {
 pub(crate) struct Target {
     file: ARef<File>,
     /// When the request began.
-    look: [u64; 12],
+    look: [u64; LOOK],
     direction: Direction,
 }
 
@@ -78,6 +87,11 @@ pub(crate) struct Route {
     pub(crate) distance: i32,
     /// The provider is one of the devices that requests end at.
     pub(crate) loops: bool,
+    /// A request must not be of more than one run: for bus addresses the kernel leaves
+    /// what it remembers of the command's last mapping (`blk_dma_map_iter_start()` in
+    /// block/blk-mq-dma.c, 7.2 and 7.3). If that was a range of an IOMMU's addresses, it
+    /// takes the runs for one range, and tells the drive of the first one alone.
+    pub(crate) by_run: bool,
 }
 
 const fn refuse<T>(errno: u32, reason: Reason) -> Result<T, Refusal> {
@@ -92,9 +106,12 @@ impl Target {
         let file = LocalFile::fget(fd).map_err(|_| bad)?;
         // SAFETY: An ioctl runs without fdget_pos().
         let file = unsafe { LocalFile::assume_no_fdget_pos(file) };
-        let mut look = [0; 12];
-        // SAFETY: The file is open, and keeps what is below it; there is room for 12 words.
-        unsafe { sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr()) };
+        let mut look = MaybeUninit::<[u64; LOOK]>::uninit();
+        // SAFETY: The file is open, and keeps what is below it; all words are filled in.
+        let look = unsafe {
+            sys::vramio_file_look(file.as_ptr(), look.as_mut_ptr().cast());
+            look.assume_init()
+        };
         let target = Self {
             file,
             look,
@@ -150,18 +167,20 @@ impl Target {
         };
         if self.mode() & sys::VRAMIO_CONST_FMODE_NOWAIT != 0 {
             if let Ok(bdev) = self.bdev() {
-                // SAFETY: The open file keeps the device alive.
-                attributes.max_nowait = unsafe { sys::vramio_bdev_max_bytes(bdev) };
+                // The file system takes such requests whatever is below it, and md's
+                // raid1 and raid10 fail them.
+                // SAFETY: The open file keeps the device alive, in both calls.
+                unsafe {
+                    if sys::vramio_bdev_nowait(bdev) {
+                        attributes.max_nowait = sys::vramio_bdev_max_bytes(bdev);
+                    }
+                }
             }
         }
         if !self.is_direct() {
             return refuse(EOPNOTSUPP, Reason::NoDirectIo);
         }
         facts.align = Some(attributes.align);
-        // SAFETY: The file is open.
-        if unsafe { sys::vramio_file_stable_writes(self.as_ptr()) } {
-            return refuse(EOPNOTSUPP, Reason::StableWrites);
-        }
         facts.component = Name::default();
         Ok(attributes)
     }
@@ -171,6 +190,14 @@ impl Target {
         let bdev = self.bdev()?;
         // SAFETY: The open file keeps the device open.
         let stack = unsafe { Stack::below(bdev, self.direction, &mut facts.component)? };
+        // The file remembers what its device wanted when it was opened.
+        // SAFETY: The open file keeps itself and the disk, whose name is copied.
+        unsafe {
+            if sys::vramio_file_stable_writes(self.as_ptr()) {
+                facts.component = Name::new(block::name(sys::vramio_bdev_disk(bdev)));
+                return refuse(EOPNOTSUPP, Reason::StableWrites);
+            }
+        }
         if let Some(leaf) = stack.leaves.first() {
             facts.domain = Some(leaf.pdev.domain());
             facts.devid = Some(leaf.pdev.devid());
@@ -229,15 +256,54 @@ impl Target {
         self.look[11]
     }
 
-    /// Most bytes to hand to the file system at once.
-    pub(crate) fn part_bytes(&self, attributes: &Attributes) -> u64 {
-        if !self.is_regular() {
-            return split::PART_BYTES;
+    /// What a request needs of it from here on.
+    pub(crate) fn into_end(self, attributes: &Attributes) -> End {
+        let regular = self.is_regular();
+        let part_bytes = if regular {
+            let allocated = attributes
+                .allocated
+                .unwrap_or(self.look[10].saturating_mul(512));
+            split::cap(self.size(), allocated)
+        } else {
+            split::PART_BYTES
+        };
+        End {
+            file: self.file,
+            regular,
+            part_bytes,
+            max_nowait: attributes.max_nowait,
+            align: attributes.align.offset,
         }
-        let allocated = attributes
-            .allocated
-            .unwrap_or(self.look[10].saturating_mul(512));
-        split::cap(self.size(), allocated)
+    }
+}
+
+/// The file's end of a transfer: a target that was judged.
+pub(crate) struct End {
+    file: ARef<File>,
+    /// Whether it is a regular file.
+    pub(crate) regular: bool,
+    /// Most bytes to hand to the file system at once.
+    pub(crate) part_bytes: u64,
+    /// As in [`Attributes`].
+    pub(crate) max_nowait: u64,
+    /// Alignment of offsets in the file, bytes.
+    pub(crate) align: u32,
+}
+
+impl End {
+    pub(crate) fn as_ptr(&self) -> *mut bindings::file {
+        self.file.as_ptr()
+    }
+
+    /// How much of a write the current task may make, in whole blocks. 0: nothing, since
+    /// the limit lies within its first block.
+    pub(crate) fn clip_write(&self, at: u64, len: u64) -> u64 {
+        if !self.regular {
+            return len;
+        }
+        // SAFETY: The file is open.
+        let limit = unsafe { sys::vramio_file_limit(self.as_ptr()) };
+        range::clip_write(at, len, limit, u64::from(self.align))
     }
 }
 
@@ -259,6 +325,7 @@ pub(crate) fn route(
         path: Path::DirectSwitch,
         distance: 0,
         loops: false,
+        by_run: false,
     };
     for leaf in &stack.leaves {
         facts.component = leaf.name;
@@ -277,13 +344,15 @@ pub(crate) fn route(
         };
         facts.distance = Some(way.distance);
         let by_bus = way.path == Path::DirectSwitch;
-        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever.
-        if !by_bus && leaf.pdev.is_swiotlb_forced() {
+        let translated = leaf.pdev.is_translated();
+        // The kernel refuses to bounce peer memory, and blk-mq tries again for ever. An
+        // IOMMU that translates makes bouncing unnecessary (drivers/iommu/dma-iommu.c).
+        if !by_bus && !translated && leaf.pdev.is_swiotlb_forced() {
             return refuse(EOPNOTSUPP, Reason::Swiotlb);
         }
         // Merge hints can be forged. With a translating IOMMU a wrong merge would be a
         // DMA to a stray address, so there the queue itself must not merge.
-        if by_bus && leaf.merges && leaf.pdev.is_translated() {
+        if by_bus && translated && leaf.merges && barrier::has(Part::Refusal) {
             return refuse(EOPNOTSUPP, Reason::MergeBarrier);
         }
         if !by_bus {
@@ -291,6 +360,7 @@ pub(crate) fn route(
         }
         whole.distance = whole.distance.max(way.distance);
         whole.loops |= leaf.pdev.as_ptr() == provider.pdev().as_ptr();
+        whole.by_run |= by_bus && translated;
     }
     facts.component = Name::default();
     facts.distance = Some(whole.distance);
@@ -311,11 +381,7 @@ fn check_file_system(file: &File, component: &mut Name) -> Result<Attributes, Re
         )
     };
     *component = Name::new(name);
-    let xfs = match name {
-        b"ext4" => false,
-        b"xfs" => true,
-        _ => return refuse(EOPNOTSUPP, foreign(name)),
-    };
+    let fs = known::file_system(name).map_err(|reason| Refusal::new(EOPNOTSUPP, reason))?;
     if dax {
         refuse(EOPNOTSUPP, Reason::Dax)
     } else if encrypted {
@@ -323,24 +389,7 @@ fn check_file_system(file: &File, component: &mut Name) -> Result<Attributes, Re
     } else if verity {
         refuse(EOPNOTSUPP, Reason::Verity)
     } else {
-        statx(file, xfs)
-    }
-}
-
-/// Why a file system that is neither ext4 nor XFS is refused.
-fn foreign(name: &[u8]) -> Reason {
-    match name {
-        b"btrfs" => Reason::Btrfs,
-        b"f2fs" => Reason::F2fs,
-        b"overlay" => Reason::Overlayfs,
-        b"tmpfs" | b"devtmpfs" | b"ramfs" | b"hugetlbfs" | b"rootfs" => Reason::Tmpfs,
-        b"nfs" | b"nfs4" => Reason::Nfs,
-        b"9p" => Reason::Plan9,
-        b"lustre" => Reason::Lustre,
-        b"gpfs" => Reason::Gpfs,
-        b"beegfs" | b"beegfs_nodev" => Reason::Beegfs,
-        b"wekafs" => Reason::Weka,
-        _ => Reason::FileSystem,
+        statx(file, fs == FileSystem::Xfs)
     }
 }
 

@@ -50,21 +50,22 @@ impl Key {
         }
     }
 
-    /// Without a branch for each word: they are the same nearly always.
-    fn is(&self, other: &Self) -> bool {
-        let stamps = self.stamp.iter().zip(&other.stamp);
+    /// Whether it is that of this request. Without a branch for each word, as they are
+    /// the same nearly always, and without a copy of them.
+    fn is_of(&self, target: &Target, provider: &Provider) -> bool {
+        let stamps = self.stamp.iter().zip(target.stamp());
         let mut different = stamps.fold(0, |any, (a, b)| any | (a ^ b));
-        different |= self.provider ^ other.provider;
-        different |= self.generation ^ other.generation;
-        different |= self.direction as u64 ^ other.direction as u64;
+        different |= self.provider ^ provider.id();
+        different |= self.generation ^ block::generation();
+        different |= self.direction as u64 ^ target.direction() as u64;
         different == 0
     }
+}
 
-    /// Inodes lie at least 256 bytes apart.
-    fn slot(&self) -> usize {
-        let mixed = (self.stamp[0] >> 8) ^ self.provider ^ self.direction as u64;
-        (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SLOTS
-    }
+/// Where the verdict on a request is kept. Inodes lie at least 256 bytes apart.
+fn place(target: &Target, provider: &Provider) -> usize {
+    let mixed = (target.stamp()[0] >> 8) ^ provider.id() ^ target.direction() as u64;
+    (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % SLOTS
 }
 
 struct Slot {
@@ -89,20 +90,22 @@ impl Verdicts {
 
     /// The verdict for a request, which is a refusal or how its data will travel.
     pub(crate) fn on(&self, target: &Target, provider: &Provider) -> Result<Verdict, Refusal> {
-        let key = Key::of(target, provider);
-        match self.find(&key) {
-            Some(mut verdict) if target.is_direct() => {
-                if !verdict.attributes.hold(target) {
-                    verdict.attributes = target.attributes(&mut Facts::default())?;
-                    self.update(&key, &verdict);
+        match self.find(target, provider) {
+            Some(verdict) if target.is_direct() => {
+                if verdict.attributes.hold(target) {
+                    Ok(verdict)
+                } else {
+                    self.look_again(verdict, target, provider)
                 }
-                Ok(verdict)
             }
-            _ => self.judge(key, target, provider),
+            _ => self.judge(target, provider),
         }
     }
 
-    fn judge(&self, key: Key, target: &Target, provider: &Provider) -> Result<Verdict, Refusal> {
+    #[cold]
+    fn judge(&self, target: &Target, provider: &Provider) -> Result<Verdict, Refusal> {
+        // What changes while we judge makes the key another one.
+        let key = Key::of(target, provider);
         let mut facts = Facts::default();
         let attributes = target.attributes(&mut facts)?;
         let stack = target.stack(&mut facts)?;
@@ -117,22 +120,31 @@ impl Verdicts {
                 verdict,
             };
             // Dropped without the lock: that releases sysfs records.
-            let _old = mem::replace(&mut self.slots.lock()[key.slot()], Some(slot));
+            let _old = mem::replace(&mut self.slots.lock()[place(target, provider)], Some(slot));
         }
         Ok(verdict)
     }
 
-    fn find(&self, key: &Key) -> Option<Verdict> {
+    fn find(&self, target: &Target, provider: &Provider) -> Option<Verdict> {
         let slots = self.slots.lock();
-        let slot = slots[key.slot()].as_ref()?;
-        (slot.key.is(key) && Stack::holds(&slot.layers)).then_some(slot.verdict)
+        let slot = slots[place(target, provider)].as_ref()?;
+        (slot.key.is_of(target, provider) && Stack::holds(&slot.layers)).then_some(slot.verdict)
     }
 
-    fn update(&self, key: &Key, verdict: &Verdict) {
-        if let Some(slot) = &mut self.slots.lock()[key.slot()] {
-            if slot.key.is(key) {
-                slot.verdict = *verdict;
+    /// Asks the file system again, whose answer may have changed.
+    #[cold]
+    fn look_again(
+        &self,
+        mut verdict: Verdict,
+        target: &Target,
+        provider: &Provider,
+    ) -> Result<Verdict, Refusal> {
+        verdict.attributes = target.attributes(&mut Facts::default())?;
+        if let Some(slot) = &mut self.slots.lock()[place(target, provider)] {
+            if slot.key.is_of(target, provider) {
+                slot.verdict = verdict;
             }
         }
+        Ok(verdict)
     }
 }

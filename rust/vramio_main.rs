@@ -5,6 +5,7 @@
 use kernel::prelude::*;
 
 mod abi;
+mod barrier;
 mod batch;
 mod block;
 mod buffer;

@@ -158,7 +158,7 @@ pub enum Reason {
     Beegfs = 90,
     /// Weka: the data comes over the network.
     Weka = 91,
-    /// A device mapper table with a target that is not linear or striped.
+    /// A device mapper table with a target that is not linear or striped, or that may have one.
     DmTarget = 92,
     /// An md array whose level works on the data with the CPU (RAID 4, 5, 6).
     MdLevel = 93,
@@ -202,11 +202,43 @@ pub enum Reason {
     NoPermission = 258,
     /// The program or the driver has no way to this GPU's memory.
     NoGpu = 259,
+    /// The file cannot be opened a second time without `O_DIRECT`.
+    NoSecondFd = 260,
+    /// The GPU memory was freed, or freed and allocated anew, since it was named.
+    StaleBuffer = 261,
+    /// The buffer is in host memory: there is no GPU to go to.
+    HostMemory = 262,
+    /// The GPU's driver does not export this memory as a dma-buf.
+    NoExport = 263,
+    /// The program cannot copy to or from this memory.
+    NoCopy = 264,
+    /// The request is smaller than the direct path is worth.
+    BelowThreshold = 265,
+    /// All staging buffers are in use.
+    PoolExhausted = 266,
+    /// The caller cancelled the request.
+    Cancelled = 267,
+    /// A call of the CUDA driver failed.
+    CudaError = 268,
+    /// There is no CUDA driver.
+    NoCuda = 269,
+    /// The address is not memory of a GPU.
+    BadPointer = 270,
+    /// FUSE or virtiofs: the data comes from a server.
+    Fuse = 271,
+    /// CephFS: the data comes over the network.
+    Ceph = 272,
+    /// SMB: the data comes over the network.
+    Smb = 273,
+    /// ZFS: the CPU computes checksums over the data.
+    Zfs = 274,
+    /// The configuration forbids the direct path here.
+    Denied = 275,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 95] = [
+    pub const ALL: [Reason; 111] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -302,6 +334,22 @@ impl Reason {
         Reason::ModuleAbi,
         Reason::NoPermission,
         Reason::NoGpu,
+        Reason::NoSecondFd,
+        Reason::StaleBuffer,
+        Reason::HostMemory,
+        Reason::NoExport,
+        Reason::NoCopy,
+        Reason::BelowThreshold,
+        Reason::PoolExhausted,
+        Reason::Cancelled,
+        Reason::CudaError,
+        Reason::NoCuda,
+        Reason::BadPointer,
+        Reason::Fuse,
+        Reason::Ceph,
+        Reason::Smb,
+        Reason::Zfs,
+        Reason::Denied,
     ];
 
     /// The reason with this number.
@@ -693,8 +741,8 @@ impl Reason {
             ),
             Reason::DmTarget => (
                 "dm-target",
-                "the device mapper table holds a target that may touch the data with the CPU (crypt, thin, cache, raid, multipath and others), or a member that cannot be reached",
-                "use linear or striped volumes (lvcreate without --type thin or raid), md raid0/1/10, or the drive itself; never dm-crypt",
+                "the device mapper table holds a target that may touch the data with the CPU (crypt, thin, cache, raid, multipath and others), or lies on a device that hides whether it does (md raid1, raid10)",
+                "use linear or striped volumes (lvcreate without --type thin or raid) on NVMe drives or on md raid0, or md raid1 and raid10 without LVM; never dm-crypt",
             ),
             Reason::MdLevel => (
                 "md-level",
@@ -800,6 +848,86 @@ impl Reason {
                 "no-gpu",
                 "there is no way to this GPU's memory",
                 "name a GPU that exists and whose driver is loaded",
+            ),
+            Reason::NoSecondFd => (
+                "no-second-fd",
+                "the file cannot be opened a second time through /proc/self/fd, so cached data cannot be taken from the page cache",
+                "mount /proc, or let the caller open the file without O_DIRECT",
+            ),
+            Reason::StaleBuffer => (
+                "stale-buffer",
+                "the GPU memory was freed, or freed and allocated anew, since the buffer was made",
+                "make a new buffer from the new allocation, and drop the old one first",
+            ),
+            Reason::HostMemory => (
+                "host-memory",
+                "the buffer is in host memory",
+                "pass memory of a GPU",
+            ),
+            Reason::NoExport => (
+                "no-export",
+                "the GPU's driver does not export this memory as a dma-buf",
+                "allocate it with cudaMalloc, or with cuMemCreate and the RDMA-capable flag, and use the open driver",
+            ),
+            Reason::NoCopy => (
+                "no-copy",
+                "there is no way to copy to or from this memory, so it can only go direct",
+                "pass the pointer that belongs to the dma-buf",
+            ),
+            Reason::BelowThreshold => (
+                "below-threshold",
+                "the request is smaller than the threshold of the direct path",
+                "lower the threshold, or ask for more at once",
+            ),
+            Reason::PoolExhausted => (
+                "pool-exhausted",
+                "all staging buffers are in use, and none came back in time",
+                "raise the staging limit, or have fewer requests in flight",
+            ),
+            Reason::Cancelled => (
+                "cancelled",
+                "the caller cancelled the request",
+                "nothing to do",
+            ),
+            Reason::CudaError => (
+                "cuda-error",
+                "a call of the CUDA driver failed",
+                "see the name of the error in the CUDA documentation",
+            ),
+            Reason::NoCuda => (
+                "no-cuda",
+                "there is no CUDA driver, or it does not start",
+                "install the GPU driver, and see that libcuda.so.1 can be loaded",
+            ),
+            Reason::BadPointer => (
+                "bad-pointer",
+                "the address is not that of an allocation that the CUDA driver knows",
+                "pass a pointer of cudaMalloc or of another CUDA allocator",
+            ),
+            Reason::Fuse => (
+                "fuse",
+                "FUSE or virtiofs: the data comes from a server",
+                "use a file on a local NVMe drive with ext4 or XFS",
+            ),
+            Reason::Ceph => (
+                "ceph",
+                "CephFS: the data comes over the network",
+                "use a file on a local NVMe drive with ext4 or XFS",
+            ),
+            Reason::Smb => (
+                "smb",
+                "SMB: the data comes over the network",
+                "use a file on a local NVMe drive with ext4 or XFS",
+            ),
+            Reason::Zfs => (
+                "zfs",
+                "ZFS: the CPU computes checksums over the data",
+                "use a file on a local NVMe drive with ext4 or XFS",
+            ),
+            Reason::Denied => (
+                "denied",
+                "the configuration forbids the direct path here",
+                "take the entry off the deny list",
             ),
         }
     }

@@ -13,7 +13,11 @@
 //! * No structure holds a pointer or a `long`, so a 32-bit process uses the
 //!   same layout as a 64-bit one.
 //! * When a call fails, the structure is still written back, and its `reason`
-//!   says why (`enum vramio_reason`). A call that fails changes nothing.
+//!   says why (`enum vramio_reason`); but not when it could not be taken for its
+//!   `size`, its tail or its address. A call that fails changes nothing, with one
+//!   exception: where the structure could be read and its results cannot be written
+//!   back, the call fails with `EFAULT`, and what was asked for may have been done;
+//!   a registration is then undone.
 
 /// The ioctl type byte of `/dev/vramio`.
 pub const VRAMIO_IOC_TYPE: u32 = 0xBE;
@@ -93,6 +97,10 @@ pub struct VramioInfo {
 /// ends it waits for requests under way, for a part of each
 /// ([`VramioInfo::part_bytes`]) at most. After that, requests fail with `ESTALE`,
 /// or with `ENODEV` where the provider went.
+///
+/// Where a mapping is cut in two, by unmapping or protecting a part of it, the kernel
+/// says that all of the 2 MiB around the cut goes, if the mapping covers them. A
+/// registration there ends, too, although its own range stays mapped.
 ///
 /// Any holder of the open file may read, write, probe and unregister: a child, or a
 /// process that the descriptor was passed to. Only the process image that opened

@@ -85,30 +85,31 @@ if [ "$(cat "$tree/.vramio" 2>/dev/null)" = "$stamp" ]; then
 	exit
 fi
 
-rm -rf "$tree"
-mkdir -p "$tree"
-# Nothing half made stays.
-trap 'rm -rf "$tree"' EXIT
+# Nothing half made stays, and a source that does not fit costs no tree that does.
+new=$tree.new
+rm -rf "$new"
+mkdir -p "$new"
+trap 'rm -rf "$new"' EXIT
 if [ -d "$source" ]; then
-	cp -a "$source/." "$tree"
-	kmake "$tree" -s mrproper
+	cp -a "$source/." "$new"
+	kmake "$new" -s mrproper
 else
-	tar -x -C "$tree" --no-same-owner --strip-components=1 -f "$source"
+	tar -x -C "$new" --no-same-owner --strip-components=1 -f "$source"
 fi
 
-version=$(kmake "$tree" -s kernelversion)
+version=$(kmake "$new" -s kernelversion)
 case $release in
 "$version"*) ;;
 *) fail "the source at $source is version $version, but the kernel is $release: install the source of the same version" ;;
 esac
 
-cp "$headers/.config" "$tree/.config"
+cp "$headers/.config" "$new/.config"
 (
-	cd "$tree"
+	cd "$new"
 	scripts/config --set-str LOCALVERSION "${release#"$version"}" --disable LOCALVERSION_AUTO \
 		--set-str MODULE_SIG_KEY '' --set-str SYSTEM_TRUSTED_KEYS ''
 )
-kmake "$tree" -s olddefconfig
+kmake "$new" -s olddefconfig
 
 # Options that name the tools' versions or abilities to sign, and those set above, do
 # not change a layout.
@@ -116,26 +117,28 @@ options() {
 	grep '^CONFIG_' "$1" | sort |
 		grep -Ev '^CONFIG_(LOCALVERSION|LOCALVERSION_AUTO|MODULE_SIG_KEY|SYSTEM_TRUSTED_KEYS|CC_VERSION_TEXT|GCC_VERSION|AS_VERSION|LD_VERSION|PAHOLE_VERSION|BINDGEN_VERSION_TEXT|OPENSSL_SUPPORTS_[A-Z0-9_]*)='
 }
-options "$headers/.config" >"$tree/.wanted"
-options "$tree/.config" >"$tree/.have"
-different=$(comm -3 "$tree/.wanted" "$tree/.have" | tr -d '\t' | cut -d= -f1 | sort -u | tr '\n' ' ')
+options "$headers/.config" >"$new/.wanted"
+options "$new/.config" >"$new/.have"
+different=$(comm -3 "$new/.wanted" "$new/.have" | tr -d '\t' | cut -d= -f1 | sort -u | tr '\n' ' ')
 [ -z "$different" ] ||
 	fail "the configuration of kernel $release cannot be had here, probably for want of a tool (bindgen, pahole, the kernel's C compiler): $different"
 
-kmake "$tree" modules_prepare
-cp "$headers/Module.symvers" "$tree/"
-made=$(kmake "$tree" -s kernelrelease)
+kmake "$new" modules_prepare
+cp "$headers/Module.symvers" "$new/"
+made=$(kmake "$new" -s kernelrelease)
 [ "$made" = "$release" ] || fail "the tree made is for $made, not for $release"
 
 # Every Rust symbol made here must be in the kernel, or the module would not load.
-missing=$(sed -n 's/^EXPORT_SYMBOL_RUST_GPL(\(.*\));.*/\1/p' "$tree"/rust/exports_*_generated.h | sort -u |
+missing=$(sed -n 's/^EXPORT_SYMBOL_RUST_GPL(\(.*\));.*/\1/p' "$new"/rust/exports_*_generated.h | sort -u |
 	{
-		cut -f2 "$headers/Module.symvers" | sort -u >"$tree/.exported"
-		comm -23 - "$tree/.exported"
+		cut -f2 "$headers/Module.symvers" | sort -u >"$new/.exported"
+		comm -23 - "$new/.exported"
 	} | wc -l)
 [ "$missing" -eq 0 ] ||
 	fail "$missing Rust symbols made from $source are not in kernel $release: the source is not the kernel's"
 
-printf '%s\n' "$stamp" >"$tree/.vramio"
+printf '%s\n' "$stamp" >"$new/.vramio"
+rm -rf "$tree"
+mv "$new" "$tree"
 trap - EXIT
 build "$tree"

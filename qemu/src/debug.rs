@@ -8,7 +8,7 @@
 
 use crate::enter::Bind;
 use crate::guest::{GuestError, Session};
-use crate::kernel::{jobs, Flavour, Kernel};
+use crate::kernel::{jobs, Kernel, Variant};
 use crate::prepare::Prepared;
 use crate::progress::Step;
 use crate::{cache, host, kconfig, process};
@@ -90,7 +90,7 @@ pub fn prepare(stock: Prepared) -> Result<Prepared> {
         vmlinuz: dir.join(IMAGE),
         modules: dir.join(MODULES),
         tree: dir.join(TREE),
-        flavour: Flavour::Debug,
+        variant: Variant::Debug,
     };
     Ok(Prepared { kernel, ..stock })
 }
@@ -162,7 +162,7 @@ fn build(stock: &Prepared, dir: &Path, log: &Path) -> Result<()> {
     let run = |command: &mut Command| process::run(&step, command, log);
     let make = || {
         let mut make = stock.root.command("make", &binds);
-        make.arg("-C").arg(&tree).arg(Flavour::Debug.compiler());
+        make.arg("-C").arg(&tree).arg(Variant::Debug.compiler());
         make
     };
     let mut copy = stock.root.command("cp", &binds);
@@ -225,7 +225,7 @@ mod tests {
             vmlinuz: "/c/image-x/vmlinuz".into(),
             modules: "/c/image-x/lib/modules/x".into(),
             tree: "/c/tree-7.3.4-1-r1-root-trixie-1".into(),
-            flavour: Flavour::Stock,
+            variant: Variant::Stock,
         };
         let name = entry_name(&stock).unwrap();
         assert!(

@@ -39,6 +39,15 @@ impl FileSystem {
         if mounts.lines().any(taken) {
             return Ok(());
         }
+        self.mount_on(session, &vm.device(nsid)?, target)
+    }
+
+    /// Makes it on the block device `device` and mounts it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made or mounted.
+    pub fn mount_on(self, session: &Session, device: &str, target: &str) -> Result<()> {
         session.run(&["modprobe", self.name()])?;
         // Tables are not written out beforehand, which takes time, nor in the
         // background, where the trace would see it.
@@ -49,11 +58,10 @@ impl FileSystem {
             ),
             FileSystem::Xfs => ("mkfs.xfs -q -f", ""),
         };
-        let device = vm.device(nsid)?;
         let mut words: Vec<&str> = program.split(' ').collect();
-        words.push(&device);
+        words.push(device);
         session.run(&words)?;
-        session.mount(&device, target, self.name(), 0, options)?;
+        session.mount(device, target, self.name(), 0, options)?;
         Ok(())
     }
 }

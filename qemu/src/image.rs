@@ -10,7 +10,7 @@
 use crate::archive::{self, Archive};
 use crate::elf;
 use crate::enter::BuildRoot;
-use crate::kernel::{Flavour, Kernel};
+use crate::kernel::{Kernel, Variant};
 use anyhow::{bail, Context, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,13 +18,14 @@ use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 /// Grows when a change here changes the base archive.
-pub const RECIPE: u32 = 1;
+pub const RECIPE: u32 = 3;
 
 /// Programs of the build root, found in the guest at the same path.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "usr/bin/busybox",
     "usr/bin/chattr",
     "usr/bin/fallocate",
+    "usr/bin/prlimit",
     "usr/sbin/blockdev",
     "usr/sbin/dmsetup",
     "usr/sbin/e2fsck",
@@ -46,10 +47,39 @@ const LIBRARIES: [&str; 7] = [
     "libstdc++.so.6",
 ];
 
-/// Kernel modules, with what they need: disks and file systems, and the stacked
-/// devices that requests are refused for.
-const MODULES: [&str; 9] = [
-    "nvme", "ext4", "xfs", "btrfs", "raid0", "raid1", "raid10", "dm-mod", "loop",
+/// Kernel modules, with what they need: disks and file systems, and those that
+/// requests are refused for.
+const MODULES: [&str; 28] = [
+    "nvme",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "f2fs",
+    "overlay",
+    "9p",
+    "9pnet_virtio",
+    // What encrypted files and dm-crypt use.
+    "xts",
+    "cts",
+    "raid0",
+    "raid1",
+    "raid10",
+    "raid456",
+    "dm-mod",
+    "dm-crypt",
+    "dm-integrity",
+    "dm-snapshot",
+    "dm-thin-pool",
+    "dm-zero",
+    "loop",
+    "brd",
+    "virtio_blk",
+    // Memory that the command line reserves, as a disk with DAX.
+    "nd_e820",
+    "nd_pmem",
+    "nvme-loop",
+    "nvmet-tcp",
+    "nvme-tcp",
 ];
 
 /// Where libraries lie in the build root and in the guest.
@@ -78,6 +108,44 @@ pub struct Extra {
     pub target: String,
     /// Permission bits.
     pub mode: u32,
+}
+
+/// udev, which is `udevadm` by another name, where a Debian system has it.
+const UDEV: [&str; 2] = ["usr/bin/udevadm", "usr/lib/systemd/systemd-udevd"];
+
+/// The build root's udev with its libraries, for a run.
+///
+/// # Errors
+///
+/// When the build root lacks a file.
+pub fn udev(root: &BuildRoot) -> Result<Vec<Extra>> {
+    let program = root.path().join(UDEV[0]);
+    let extra = |source: &Path, target: &str| Extra {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        mode: 0o755,
+    };
+    let mut extras: Vec<Extra> = UDEV.iter().map(|name| extra(&program, name)).collect();
+    let (_, mut queue) = elf::needed(&read(root.path(), Path::new(UDEV[0]))?)?;
+    while let Some(name) = queue.pop() {
+        let file = format!("/{name}");
+        if name.starts_with("ld-linux") || extras.iter().any(|e| e.target.ends_with(&file)) {
+            continue;
+        }
+        // Of systemd's own libraries the program knows the place.
+        let dirs = [LIBRARY_DIR.to_owned(), format!("{LIBRARY_DIR}/systemd")];
+        let target = dirs
+            .iter()
+            .map(|dir| format!("{dir}/{name}"))
+            .find(|target| root.path().join(target).exists())
+            .with_context(|| format!("the build root has no {name}, which udev needs"))?;
+        let content = read(root.path(), Path::new(&target))?;
+        queue.extend(elf::needed(&content).with_context(|| target.clone())?.1);
+        // A link's target may be a path of the build root.
+        let source = resolve(root.path(), Path::new(&target))?;
+        extras.push(extra(&source, &target));
+    }
+    Ok(extras)
 }
 
 /// Writes the base archive.
@@ -158,7 +226,7 @@ fn add_programs<W: Write>(archive: &mut Archive<W>, root: &BuildRoot) -> Result<
 /// `modules.dep` for busybox.
 fn add_modules<W: Write>(archive: &mut Archive<W>, kernel: &Kernel) -> Result<()> {
     let dir = format!("usr/lib/modules/{}", kernel.release);
-    if kernel.flavour == Flavour::Debug {
+    if kernel.variant == Variant::Debug {
         // All that it has is built in.
         let name = "modules.builtin";
         let path = kernel.modules.join(name);

@@ -21,19 +21,19 @@ const CC: &str = "CC=x86_64-linux-gnu-gcc-14";
 
 /// How a kernel was built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
+pub enum Variant {
     /// By Debian.
     Stock,
     /// By us, with the kernel's detectors ([`crate::debug`]).
     Debug,
 }
 
-impl Flavour {
+impl Variant {
     /// What tells make the compiler, which is the kernel's own.
     pub fn compiler(self) -> &'static str {
         match self {
-            Flavour::Stock => CC,
-            Flavour::Debug => "LLVM=1",
+            Variant::Stock => CC,
+            Variant::Debug => "LLVM=1",
         }
     }
 
@@ -41,25 +41,25 @@ impl Flavour {
     /// and keeps what was freed for a while.
     pub fn memory(self) -> &'static str {
         match self {
-            Flavour::Stock => "1G",
-            Flavour::Debug => "2G",
+            Variant::Stock => "1G",
+            Variant::Debug => "2G",
         }
     }
 
     /// Words for the kernel's command line.
     pub fn words(self) -> &'static [&'static str] {
         match self {
-            Flavour::Stock => &[],
+            Variant::Stock => &[],
             // Every error is reported, not the first alone.
-            Flavour::Debug => &["kasan_multi_shot"],
+            Variant::Debug => &["kasan_multi_shot"],
         }
     }
 
     /// How much longer than with the stock kernel things may take.
     pub fn patience(self) -> u32 {
         match self {
-            Flavour::Stock => 1,
-            Flavour::Debug => 5,
+            Variant::Stock => 1,
+            Variant::Debug => 5,
         }
     }
 }
@@ -79,7 +79,7 @@ pub struct Kernel {
     /// The prepared source tree.
     pub tree: PathBuf,
     /// How it was built.
-    pub flavour: Flavour,
+    pub variant: Variant,
 }
 
 impl Kernel {
@@ -91,7 +91,7 @@ impl Kernel {
             vmlinuz: image.join("vmlinuz"),
             modules: image.join("lib/modules").join(&spec.release),
             tree,
-            flavour: Flavour::Stock,
+            variant: Variant::Stock,
         }
     }
 }

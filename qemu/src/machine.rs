@@ -34,6 +34,9 @@ pub struct Config {
     pub topology: Topology,
     /// QEMU's name for the CPU model.
     pub cpu: String,
+    /// Put an Intel IOMMU between devices and memory. The kernel uses it if
+    /// `kernel_args` say so.
+    pub iommu: bool,
     /// GPUs.
     pub gpus: usize,
     /// Bytes of memory of each GPU.
@@ -59,6 +62,7 @@ impl Config {
             name: name.to_owned(),
             topology: Topology::Switch,
             cpu: "max".to_owned(),
+            iommu: false,
             gpus: 1,
             vram: 256 << 20,
             disks,
@@ -315,7 +319,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
     args.pair("-accel", "tcg,thread=single");
     args.pair("-cpu", &config.cpu);
     args.pair("-smp", "2");
-    args.pair("-m", kernel.flavour.memory());
+    args.pair("-m", kernel.variant.memory());
     for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
         args.word(flag);
     }
@@ -341,7 +345,12 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
         ),
     );
     devices(&mut args, config, dir);
-    for event in trace::EVENTS {
+    let translations: &[&str] = if config.iommu {
+        &trace::TRANSLATIONS
+    } else {
+        &[]
+    };
+    for event in trace::EVENTS.iter().chain(translations) {
         args.pair("-trace", &format!("enable={event}"));
     }
     args.pair("-D", &dir.trace().display().to_string());
@@ -354,14 +363,23 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
 
 /// GPUs, and controllers with their disks, each on a port of its own.
 fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
-    let mut serials: Vec<&str> = Vec::new();
+    let mut subsystems: Vec<(&str, usize)> = Vec::new();
     for disk in &config.disks {
-        if !serials.contains(&disk.serial.as_str()) {
-            serials.push(&disk.serial);
+        match subsystems
+            .iter_mut()
+            .find(|(serial, _)| *serial == disk.serial)
+        {
+            Some((_, paths)) => *paths = disk.paths.max(*paths),
+            None => subsystems.push((&disk.serial, disk.paths)),
         }
     }
+    let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
+    // Devices that come before it are not behind it.
+    if config.iommu {
+        args.pair("-device", "intel-iommu");
+    }
     args.0
-        .extend(config.topology.ports(config.gpus + serials.len()));
+        .extend(config.topology.ports(config.gpus + controllers));
     for gpu in 0..config.gpus {
         args.pair(
             "-object",
@@ -373,24 +391,37 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
         );
         args.pair(
             "-device",
-            &format!("ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},bus=port{gpu}"),
-        );
-    }
-    for (index, serial) in serials.iter().enumerate() {
-        args.pair(
-            "-device",
             &format!(
-                "nvme,id=nvme{index},serial={serial},bus=port{}",
-                config.gpus + index
+                "ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},{}",
+                config.topology.place(gpu)
             ),
         );
+    }
+    let mut ports = config.gpus..;
+    for (index, (serial, paths)) in subsystems.iter().enumerate() {
+        // Namespaces hang on the first controller; what has several shares them.
+        let mut subsystem = String::new();
+        if *paths > 1 {
+            args.pair("-device", &format!("nvme-subsys,id={serial},nqn={serial}"));
+            subsystem = format!(",subsys={serial}");
+        }
+        for (path, port) in (0..*paths).zip(&mut ports) {
+            let id = controller(index, path);
+            args.pair(
+                "-device",
+                &format!(
+                    "nvme,id={id},serial={serial},{}{subsystem}",
+                    config.topology.place(port)
+                ),
+            );
+        }
         for disk in config.disks.iter().filter(|disk| disk.serial == *serial) {
             let (drive, nsid) = (disk.drive(), disk.nsid);
             args.pair(
                 "-drive",
                 &format!(
-                    "file={},format=raw,if=none,id={drive},discard=unmap",
-                    value(&dir.disk(disk))
+                    "{},if=none,id={drive},discard=unmap",
+                    backing(disk, &value(&dir.disk(disk)))
                 ),
             );
             let mut namespace = format!("nvme-ns,drive={drive},nsid={nsid},bus=nvme{index}");
@@ -400,6 +431,26 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             }
             args.pair("-device", &namespace);
         }
+    }
+}
+
+/// QEMU's name for a controller of the subsystem `index`.
+fn controller(index: usize, path: usize) -> String {
+    match path {
+        0 => format!("nvme{index}"),
+        _ => format!("nvme{index}-{path}"),
+    }
+}
+
+/// Where a disk's content comes from.
+fn backing(disk: &Disk, image: &str) -> String {
+    match disk.bad_sector {
+        None => format!("file={image},format=raw"),
+        Some(sector) => format!(
+            "driver=raw,file.driver=blkdebug,file.image.driver=file,file.image.filename={image},\
+             file.inject-error.0.event=none,file.inject-error.0.iotype=read,\
+             file.inject-error.0.sector={sector},file.inject-error.0.once=off"
+        ),
     }
 }
 
@@ -423,7 +474,7 @@ fn kernel_command_line(config: &Config, kernel: &Kernel) -> String {
     if config.shell {
         words.push("vramio.shell");
     }
-    words.extend(kernel.flavour.words());
+    words.extend(kernel.variant.words());
     words.extend(config.kernel_args.iter().map(String::as_str));
     words.join(" ")
 }

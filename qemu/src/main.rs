@@ -5,8 +5,9 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use vramio_qemu::modules::{self, Flavour};
 use vramio_qemu::vm::Parts;
-use vramio_qemu::{cache, demo, lane, modules, prepare, programs, shell};
+use vramio_qemu::{cache, demo, install, lane, prepare, programs, shell};
 
 /// Builds, boots and tests vramio.
 #[derive(Parser)]
@@ -41,6 +42,9 @@ enum Verb {
         #[arg(long, env = "GDB", value_name = "PORT", num_args = 0..=1, default_missing_value = "1234")]
         gdb: Option<u16>,
     },
+    /// Try `make install` and `make dkms` in a system that is thrown away, and print where
+    /// the installed module lies.
+    TestInstall,
     /// Remove the cache.
     CleanCache,
     /// Run the tests that need no virtual machine.
@@ -77,7 +81,12 @@ fn run(cli: &Cli) -> Result<ExitCode> {
         }
         Verb::Modules { clippy } => {
             let prepared = prepare::prepare(series, false)?;
-            modules::build(&prepared, *clippy)?;
+            let flavour = if *clippy {
+                Flavour::Clippy
+            } else {
+                Flavour::Plain
+            };
+            modules::build(&prepared, flavour)?;
         }
         Verb::Demo => {
             if !demo::run(&parts(series)?)? {
@@ -85,6 +94,10 @@ fn run(cli: &Cli) -> Result<ExitCode> {
             }
         }
         Verb::Shell { gdb } => shell::run(&parts(series)?, *gdb)?,
+        Verb::TestInstall => {
+            let module = install::run(&prepare::prepare(series, false)?)?;
+            println!("{}", module.display());
+        }
         Verb::CleanCache => cache::Cache::open()?.write()?.clear()?,
         Verb::HostTests {
             lane,
@@ -108,7 +121,7 @@ fn run(cli: &Cli) -> Result<ExitCode> {
 /// What machines are made from, built.
 fn parts(series: Option<&str>) -> Result<Parts> {
     let prepared = prepare::prepare(series, false)?;
-    let modules = modules::build(&prepared, false)?;
+    let modules = modules::build(&prepared, Flavour::Plain)?;
     let programs = programs::build(&prepare::checkout()?)?;
     Parts::new(prepared, &programs, Some(&modules))
 }

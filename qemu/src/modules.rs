@@ -3,13 +3,16 @@
 //! Builds our kernel modules.
 
 use crate::enter::Bind;
-use crate::kernel::{jobs, Flavour};
+use crate::kernel::{jobs, Variant};
 use crate::prepare::{checkout, Prepared};
 use crate::process;
 use anyhow::{bail, ensure, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+
+/// Builds the module with planted bugs, too.
+const PLANT: &str = "VRAMIO_PLANT=1";
 
 /// The built modules.
 #[derive(Clone, Debug)]
@@ -34,27 +37,53 @@ impl Modules {
     }
 }
 
+/// How modules are built: in a directory of its own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// As they are installed.
+    Plain,
+    /// Checked by the kernel's clippy; every warning is an error.
+    Clippy,
+    /// With safeguards that tests can switch off.
+    Test,
+}
+
+impl Flavour {
+    /// The directory below `build`.
+    fn directory(self) -> &'static str {
+        match self {
+            Flavour::Plain => "modules",
+            Flavour::Clippy => "clippy",
+            Flavour::Test => "modules-test",
+        }
+    }
+
+    /// Arguments for make.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Flavour::Plain => &[],
+            Flavour::Clippy => &["CLIPPY=1", "W=e", PLANT],
+            Flavour::Test => &["VRAMIO_TEST=y"],
+        }
+    }
+}
+
 /// Builds the modules for the prepared kernel, below
-/// `build/modules/RELEASE` of the checkout.
-///
-/// With `clippy` the kernel's clippy checks them, below `build/clippy`, and
-/// every warning is an error.
+/// `build/DIRECTORY/RELEASE` of the checkout.
 ///
 /// # Errors
 ///
 /// When the build fails.
-pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
+pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     let repo = checkout()?;
     let (kernel, root) = (&prepared.kernel, &prepared.root);
-    let kind = if clippy { "clippy" } else { "modules" };
-    let out = repo.join("build").join(kind).join(&kernel.release);
+    let out = repo
+        .join("build")
+        .join(flavour.directory())
+        .join(&kernel.release);
     fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
 
-    eprintln!(
-        "modules for {}{}",
-        kernel.release,
-        if clippy { " with clippy" } else { "" }
-    );
+    eprintln!("{} for {}", flavour.directory(), kernel.release);
     let binds = [
         Bind {
             path: &kernel.tree,
@@ -72,19 +101,17 @@ pub fn build(prepared: &Prepared, clippy: bool) -> Result<Modules> {
     let mut make = root.command("make", &binds);
     make.arg("-C")
         .arg(&kernel.tree)
-        .arg(kernel.flavour.compiler())
+        .arg(kernel.variant.compiler())
         .arg(assign("M", &repo)?)
         .arg(assign("MO", &out)?)
         .arg(format!("-j{}", jobs()))
         .arg("--no-print-directory");
-    let debug = kernel.flavour == Flavour::Debug;
-    if debug || clippy {
-        make.arg("VRAMIO_PLANT=1");
-    }
-    if clippy {
-        make.args(["CLIPPY=1", "W=e"]);
+    let debug = kernel.variant == Variant::Debug;
+    if debug {
+        make.arg(PLANT);
     }
     let status = make
+        .args(flavour.arguments())
         .arg("modules")
         .stdin(Stdio::null())
         .status()

@@ -79,6 +79,28 @@ impl Monitor {
         self.execute(&throttle).map(drop)
     }
 
+    /// Plugs a device in: its driver, id and bus, and other properties.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn plug(
+        &mut self,
+        driver: &str,
+        id: &str,
+        bus: &str,
+        properties: &[(&str, &str)],
+    ) -> Result<()> {
+        let names = [("driver", driver), ("id", id), ("bus", bus)];
+        let words = names.iter().chain(properties);
+        let arguments = words
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        let device: qmp::device_add = serde_json::from_value(serde_json::Value::Object(arguments))
+            .context("build the command to plug a device in")?;
+        self.execute(&device).map(drop)
+    }
+
     /// Asks the guest to let go of a device.
     ///
     /// # Errors

@@ -153,58 +153,108 @@ pub struct Account {
     pub data_commands: u64,
 }
 
-/// Where a file lies.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// Namespace.
-    pub nsid: u32,
-    /// Byte ranges of the namespace.
-    pub ranges: Vec<Range<u64>>,
-}
+/// Where a file lies: ranges of namespaces.
+#[derive(Clone, Debug, Default)]
+pub struct Place(Vec<(u32, Range<u64>)>);
 
 impl Place {
     /// The place of a file with these extents, on a file system that fills the
     /// namespace.
     pub fn of_file(nsid: u32, extents: &[Extent]) -> Self {
-        let ranges = extents
+        extents
             .iter()
-            .map(|extent| extent.physical..extent.physical + extent.len)
-            .collect();
-        Self { nsid, ranges }
+            .map(|extent| (nsid, extent.physical..extent.physical + extent.len))
+            .collect()
     }
 
     /// The same for the bytes `range` of the file.
     pub fn of_part(nsid: u32, extents: &[Extent], range: &Range<u64>) -> Self {
-        let ranges = extents
-            .iter()
-            .filter_map(|extent| {
-                let start = extent.logical.max(range.start);
-                let end = (extent.logical + extent.len).min(range.end);
-                let physical = |at| extent.physical + (at - extent.logical);
-                (start < end).then(|| physical(start)..physical(end))
-            })
-            .collect();
-        Self { nsid, ranges }
+        physical(extents, range)
+            .map(|(_, range)| (nsid, range))
+            .collect()
     }
 
     /// A range of the namespace itself.
     pub fn of_range(nsid: u32, range: Range<u64>) -> Self {
-        Self {
-            nsid,
-            ranges: vec![range],
-        }
+        Self(vec![(nsid, range)])
     }
 
-    /// Bytes of `range` that belong to the file.
-    fn overlap(&self, range: &Range<u64>) -> u64 {
-        self.ranges
+    /// Bytes of the namespace's `range` that belong to the file.
+    fn overlap(&self, nsid: u32, range: &Range<u64>) -> u64 {
+        self.0
             .iter()
-            .map(|own| {
+            .filter(|(own, _)| *own == nsid)
+            .map(|(_, own)| {
                 let start = own.start.max(range.start);
                 own.end.min(range.end).saturating_sub(start)
             })
             .sum()
     }
+}
+
+impl FromIterator<(u32, Range<u64>)> for Place {
+    fn from_iter<T: IntoIterator<Item = (u32, Range<u64>)>>(pieces: T) -> Self {
+        Self(pieces.into_iter().collect())
+    }
+}
+
+/// Where the bytes `range` of a file lie on its device: for each extent the offset
+/// of its first byte in the file, and the range of the device.
+pub fn physical<'a>(
+    extents: &'a [Extent],
+    range: &Range<u64>,
+) -> impl Iterator<Item = (u64, Range<u64>)> + 'a {
+    let range = range.clone();
+    extents.iter().filter_map(move |extent| {
+        let start = extent.logical.max(range.start);
+        let end = (extent.logical + extent.len).min(range.end);
+        let physical = |at| extent.physical + (at - extent.logical);
+        (start < end).then(|| (start, physical(start)..physical(end)))
+    })
+}
+
+/// Where the drive moved one byte of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// Byte offset in the namespace.
+    pub at: u64,
+    /// The address that the drive used.
+    pub addr: u64,
+    /// What an IOMMU made of it, if one translated it.
+    pub translated: Option<u64>,
+    /// Which of the commands.
+    pub command: usize,
+}
+
+/// Where the commands moved the bytes of `range` of a namespace whose offset is a
+/// multiple of `step`, in the order of the commands.
+pub fn touches(commands: &[Command], nsid: u32, range: &Range<u64>, step: u64) -> Vec<Touch> {
+    let mut touches = Vec::new();
+    for (index, command) in commands.iter().enumerate() {
+        let Some(transfer) = command.transfer.filter(|transfer| transfer.blocks > 0) else {
+            continue;
+        };
+        if command.nsid != nsid {
+            continue;
+        }
+        let mut start = transfer.lba * (transfer.bytes / transfer.blocks);
+        for segment in &command.segments {
+            let end = (start + segment.len).min(range.end);
+            let mut at = start.max(range.start).next_multiple_of(step);
+            while at < end {
+                let addr = segment.addr + (at - start);
+                touches.push(Touch {
+                    at,
+                    addr,
+                    translated: command.translated(addr),
+                    command: index,
+                });
+                at += step;
+            }
+            start += segment.len;
+        }
+    }
+    touches
 }
 
 /// Counts what the commands moved, byte by byte: a command's memory, in its
@@ -241,11 +291,7 @@ pub fn account(commands: &[Command], place: &Place, bar: &Range<u64>) -> Account
                     continue;
                 }
                 let len = to - from;
-                let data = if command.nsid == place.nsid {
-                    place.overlap(&(at..at + len))
-                } else {
-                    0
-                };
+                let data = place.overlap(command.nsid, &(at..at + len));
                 account.data.add(transfer.direction, in_bar, data);
                 account.other.add(transfer.direction, in_bar, len - data);
                 moved |= data > 0;
@@ -261,6 +307,7 @@ pub fn account(commands: &[Command], place: &Place, bar: &Range<u64>) -> Account
 mod tests {
     use super::*;
     use crate::trace::{Segment, Transfer};
+    use std::collections::HashMap;
 
     fn read(nsid: u32, lba: u64, segments: &[(u64, u64)]) -> Command {
         let bytes: u64 = segments.iter().map(|(_, len)| len).sum();
@@ -279,6 +326,7 @@ mod tests {
                 .iter()
                 .map(|&(addr, len)| Segment { addr, len })
                 .collect(),
+            pages: HashMap::new(),
             status: Some(0),
             errors: Vec::new(),
         }
@@ -315,6 +363,31 @@ mod tests {
     }
 
     #[test]
+    fn bytes_are_found_by_their_place() {
+        let commands = [
+            read(1, 6, &[(0x1000, 2048), (0x9000, 4096)]),
+            read(2, 8, &[(0x5000, 4096)]),
+            read(1, 0, &[(0x7000, 512)]),
+        ];
+        let found = touches(&commands, 1, &(0..8192), 1024);
+        let found: Vec<(u64, u64, usize)> = found
+            .iter()
+            .map(|touch| (touch.at, touch.addr, touch.command))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (3072, 0x1000, 0),
+                (4096, 0x1400, 0),
+                (5120, 0x9000, 0),
+                (6144, 0x9400, 0),
+                (7168, 0x9800, 0),
+                (0, 0x7000, 2),
+            ]
+        );
+    }
+
+    #[test]
     fn a_part_of_a_file_is_placed_by_its_extents() {
         let extent = |logical, physical, len| Extent {
             logical,
@@ -324,7 +397,7 @@ mod tests {
         };
         let extents = [extent(0, 8192, 4096), extent(8192, 0, 4096)];
         let place = Place::of_part(1, &extents, &(1024..9216));
-        assert_eq!(place.ranges, [9216..12288, 0..1024]);
+        assert_eq!(place.0, [(1, 9216..12288), (1, 0..1024)]);
     }
 
     #[test]

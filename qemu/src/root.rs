@@ -156,15 +156,19 @@ pub fn build(sources: &[String], hold: Stdio, dir: &Path, log: &Path) -> Result<
 /// private home, so it works in `/var/tmp`. What a killed run left there is
 /// removed by the next one.
 #[derive(Debug)]
-struct Scratch {
+pub(crate) struct Scratch {
     dir: PathBuf,
 }
 
 impl Scratch {
-    fn new(entry: &Path) -> Result<Self> {
+    /// A new one for what becomes `entry`.
+    pub(crate) fn new(entry: &Path) -> Result<Self> {
         let user = nix::unistd::geteuid();
         if user.is_root() {
             let dir = entry.with_extension("scratch.partial");
+            if dir.exists() {
+                cache::remove(&dir)?;
+            }
             fs::create_dir(&dir).with_context(|| format!("create {}", dir.display()))?;
             return Ok(Self { dir });
         }
@@ -183,6 +187,11 @@ impl Scratch {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
             .with_context(|| format!("change the mode of {}", dir.display()))?;
         Ok(scratch)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
     }
 
     /// Removes it, with the user ids that mmdebstrap had.

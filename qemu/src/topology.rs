@@ -5,46 +5,93 @@
 /// The shape of the PCIe tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Topology {
-    /// All below one switch: peer-to-peer traffic stays in it.
+    /// All below one switch, whose ports have no ACS: peer-to-peer traffic stays in
+    /// it.
     Switch,
+    /// The same, and the switch's downstream ports have ACS, which the kernel may
+    /// turn on: then they send peer-to-peer traffic up.
+    AcsSwitch,
     /// Each on a root port of its own: peer-to-peer traffic would pass the host
     /// bridge, which the kernel allows for some CPUs only.
     RootPorts,
+    /// The second GPU on a root port of its own, the others below one switch.
+    Split,
+    /// Each a function of one slot, below one root port.
+    OneSlot,
+    /// Each on the root bus.
+    RootBus,
 }
 
 impl Topology {
-    /// Arguments that make one port for each of `slots` devices; they are the
-    /// buses `port0`, `port1` and so on.
+    /// Arguments that make the ports for `slots` devices.
     pub fn ports(self, slots: usize) -> Vec<String> {
-        let mut devices = Vec::new();
-        match self {
+        let root = |port: usize| {
+            format!(
+                "pcie-root-port,id=port{port},slot={},chassis={}",
+                port + 1,
+                port + 1
+            )
+        };
+        let below = |model: &str, port: usize| {
+            format!(
+                "{model},id=port{port},bus=switch0,addr={:x},slot={},chassis={}",
+                port,
+                port + 1,
+                port + 1
+            )
+        };
+        let switch = || {
+            let chassis = slots + 1;
+            vec![
+                format!("pcie-root-port,id=root0,slot={chassis},chassis={chassis}"),
+                "x3130-upstream,id=switch0,bus=root0".to_owned(),
+            ]
+        };
+        let devices = match self {
             Topology::Switch => {
-                devices.push("pcie-root-port,id=root0,slot=1,chassis=1".to_owned());
-                devices.push("x3130-upstream,id=switch0,bus=root0".to_owned());
-                for slot in 0..slots {
-                    devices.push(format!(
-                        "xio3130-downstream,id=port{slot},bus=switch0,slot={},chassis={}",
-                        slot + 2,
-                        slot + 2
-                    ));
-                }
+                let mut devices = switch();
+                devices.extend((0..slots).map(|port| below("xio3130-downstream", port)));
+                devices
             }
-            Topology::RootPorts => {
-                for slot in 0..slots {
-                    devices.push(format!(
-                        "pcie-root-port,id=port{slot},slot={},chassis={}",
-                        slot + 1,
-                        slot + 1
-                    ));
-                }
+            Topology::AcsSwitch => {
+                let mut devices = switch();
+                // Linux takes a root port below a switch for one of its ports.
+                devices.extend((0..slots).map(|port| below("pcie-root-port", port)));
+                devices
             }
-        }
+            Topology::RootPorts => (0..slots).map(root).collect(),
+            Topology::Split => {
+                let mut devices = switch();
+                devices.extend((0..slots).map(|port| match port {
+                    1 => root(port),
+                    _ => below("xio3130-downstream", port),
+                }));
+                devices
+            }
+            Topology::OneSlot => vec![root(0)],
+            Topology::RootBus => Vec::new(),
+        };
         devices
             .into_iter()
             .flat_map(|device| ["-device".to_owned(), device])
             .collect()
     }
+
+    /// Options that put a device in its place, the number of one of the `slots`.
+    pub fn place(self, slot: usize) -> String {
+        match self {
+            Topology::Switch | Topology::AcsSwitch | Topology::RootPorts | Topology::Split => {
+                format!("bus=port{slot}")
+            }
+            Topology::OneSlot => format!("bus=port0,addr=0.{slot:x},multifunction=on"),
+            Topology::RootBus => format!("bus=pcie.0,addr={:x}", ROOT_BUS_SLOT + slot),
+        }
+    }
 }
+
+/// The first slot of the root bus for [`Topology::RootBus`]: q35's own devices and
+/// the agent's port come before.
+const ROOT_BUS_SLOT: usize = 8;
 
 /// A disk: one namespace of an NVMe controller.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -58,6 +105,10 @@ pub struct Disk {
     pub size: u64,
     /// More options for the namespace, each as `name=value`.
     pub options: Vec<String>,
+    /// Controllers that share it, all with its serial number: the paths to it.
+    pub paths: usize,
+    /// The sector of 512 bytes that cannot be read.
+    pub bad_sector: Option<u64>,
 }
 
 impl Disk {
@@ -68,6 +119,8 @@ impl Disk {
             nsid,
             size,
             options: Vec::new(),
+            paths: 1,
+            bad_sector: None,
         }
     }
 

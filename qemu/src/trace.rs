@@ -9,6 +9,7 @@
 //! up to its length.
 
 use anyhow::{bail, Context, Result};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -24,6 +25,19 @@ pub const EVENTS: [&str; 8] = [
     "pci_nvme_enqueue_req_completion",
     "pci_nvme_err_*",
 ];
+
+/// The same for what an IOMMU made of the addresses.
+pub const TRANSLATIONS: [&str; 2] = ["vtd_iotlb_page_hit", "vtd_iotlb_page_update"];
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// In an entry of the IOMMU's tables: it maps more than a page, here 2 MiB. No
+/// request is long enough for the next size.
+const LARGE: u64 = 1 << 7;
+/// Bytes of that.
+const LARGE_PAGE: u64 = 2 << 20;
+/// The bits of an entry that are an address.
+const ADDRESS: u64 = ((1 << 52) - 1) & !(PAGE - 1);
 
 /// A piece of memory that a command's data lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +85,9 @@ pub struct Command {
     pub transfer: Option<Transfer>,
     /// The memory of its data, in the order of the data.
     pub segments: Vec<Segment>,
+    /// What an IOMMU made of its addresses: by page numbers, where there is one and
+    /// it translates.
+    pub pages: HashMap<u64, u64>,
     /// The status that it completed with; 0 is success.
     pub status: Option<u16>,
     /// Errors that QEMU named meanwhile.
@@ -81,6 +98,12 @@ impl Command {
     /// Bytes of its data.
     pub fn mapped(&self) -> u64 {
         self.segments.iter().map(|segment| segment.len).sum()
+    }
+
+    /// What an IOMMU made of one of its addresses.
+    pub fn translated(&self, addr: u64) -> Option<u64> {
+        let page = self.pages.get(&(addr / PAGE))?;
+        Some(page * PAGE + addr % PAGE)
     }
 
     /// Checks that a good read or write mapped as many bytes as it moved.
@@ -208,6 +231,7 @@ impl Parser {
             "pci_nvme_write" => self.transfer(&words, Direction::Write),
             "pci_nvme_map_addr" | "pci_nvme_map_addr_cmb" => self.map(&words),
             "pci_nvme_enqueue_req_completion" => self.complete(&words),
+            "vtd_iotlb_page_hit" | "vtd_iotlb_page_update" => self.translate(&words),
             _ if event.starts_with("pci_nvme_err_") => {
                 if let Some(command) = self.commands.last_mut() {
                     command.errors.push(line.to_owned());
@@ -226,6 +250,7 @@ impl Parser {
             opcode: words.small("opc")?,
             transfer: None,
             segments: Vec::new(),
+            pages: HashMap::new(),
             status: None,
             errors: Vec::new(),
         });
@@ -261,6 +286,22 @@ impl Parser {
         match segments.last_mut() {
             Some(last) if last.addr + last.len == next.addr => last.len += next.len,
             _ => segments.push(next),
+        }
+        Ok(())
+    }
+
+    /// QEMU translates the addresses of a command right after it has traced them.
+    /// Those of its queues follow, which are other pages.
+    fn translate(&mut self, words: &Words<'_>) -> Result<()> {
+        let page = words.number("iova")? / PAGE;
+        let entry = words.number("slpte")?;
+        let mut phys = (entry & ADDRESS) / PAGE;
+        if entry & LARGE != 0 {
+            let within = LARGE_PAGE / PAGE - 1;
+            phys = (phys & !within) | (page & within);
+        }
+        if let Some(command) = self.commands.last_mut() {
+            command.pages.entry(page).or_insert(phys);
         }
         Ok(())
     }
@@ -329,6 +370,20 @@ mod tests {
         assert_eq!((first.addr, first.len), (0xfe00_0000, 6144));
         assert_eq!((second.addr, second.len), (0x3efd_c000, 2048));
         command.check().unwrap();
+    }
+
+    #[test]
+    fn translations_are_those_of_the_command() {
+        let other = "pci_nvme_io_cmd cid 1 nsid 0x2 sqid 1 opc 0x2 opname 'NVME_NVM_CMD_READ'";
+        let update = |entry: &str| {
+            format!("vtd_iotlb_page_update IOTLB page update sid 0x300 iova 0xfe001000 slpte {entry} domain 0xa")
+        };
+        let (small, large) = (update("0xe0002003"), update("0xc0000083"));
+        let lines = [&READ[..], &[&small, &large, DONE, other, &large]].concat();
+        let commands = parse(&lines).unwrap();
+        assert_eq!(commands[0].translated(0xfe00_1010), Some(0xe000_2010));
+        assert_eq!(commands[0].translated(0xfe00_0000), None);
+        assert_eq!(commands[1].translated(0xfe00_1010), Some(0xc000_1010));
     }
 
     #[test]

@@ -6,16 +6,16 @@ use crate::console::Console;
 use crate::debug;
 use crate::guest::Guest;
 use crate::image::{self, Extra};
-use crate::kernel::{Flavour, Kernel};
+use crate::kernel::{Kernel, Variant};
 use crate::machine::{Config, Machine, RunDir};
-use crate::modules::Modules;
+use crate::modules::{self, Flavour, Modules};
 use crate::monitor::Monitor;
 use crate::oracle::{self, Account, Backing, Place};
 use crate::prepare::{self, Prepared};
 use crate::programs::Programs;
 use crate::topology::Disk;
-use crate::trace::Trace;
-use anyhow::{anyhow, bail, Context, Result};
+use crate::trace::{Command, Trace};
+use anyhow::{anyhow, bail, ensure, Context, Result};
 use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -36,6 +36,11 @@ const GPU_ID: (u16, u16) = (0x1af4, 0x1110);
 const GPU_BAR: usize = 2;
 /// Where a run's modules lie in the guest.
 pub const MODULE_DIR: &str = "usr/lib/vramio";
+/// Where the vramio of [`Parts::add_test_module`] lies.
+pub const TEST_MODULE: &str = "usr/lib/vramio/test/vramio.ko";
+
+/// Where the rules of [`Parts::add_udev`] lie.
+const UDEV_RULES: &str = "usr/lib/udev/rules.d/60-vramio.rules";
 
 /// What machines are made from.
 #[derive(Debug)]
@@ -78,6 +83,36 @@ impl Parts {
         self.extras
             .push(extra(source, &format!("usr/bin/{name}"), 0o755));
         self
+    }
+
+    /// Builds vramio with safeguards that can be switched off, which lies at
+    /// [`TEST_MODULE`] in the machines to come.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be built.
+    pub fn add_test_module(&mut self) -> Result<()> {
+        if self.extras.iter().any(|extra| extra.target == TEST_MODULE) {
+            return Ok(());
+        }
+        let modules = modules::build(&self.prepared, Flavour::Test)?;
+        self.extras.push(extra(&modules.vramio, TEST_MODULE, 0o644));
+        Ok(())
+    }
+
+    /// Puts udev and our rules into the machines to come. It is not started.
+    ///
+    /// # Errors
+    ///
+    /// When the build root lacks a file.
+    pub fn add_udev(&mut self) -> Result<()> {
+        if self.extras.iter().any(|extra| extra.target == UDEV_RULES) {
+            return Ok(());
+        }
+        self.extras.extend(image::udev(&self.prepared.root)?);
+        let rules = prepare::checkout()?.join("packaging/udev/60-vramio.rules");
+        self.extras.push(extra(&rules, UDEV_RULES, 0o644));
+        Ok(())
     }
 
     /// Whether machines get our modules.
@@ -141,7 +176,7 @@ pub struct Vm {
     pub vram: Backing,
     config: Config,
     dir: RunDir,
-    bar: Range<u64>,
+    bars: Vec<Range<u64>>,
     first_attempt: Option<String>,
     checks: u64,
     machine: Machine,
@@ -170,7 +205,7 @@ impl Vm {
             );
         }
         vm.first_attempt = first;
-        if parts.kernel().flavour == Flavour::Debug {
+        if parts.kernel().variant == Variant::Debug {
             debug::arm(&vm.guest.session())?;
         }
         if parts.has_modules() {
@@ -184,7 +219,7 @@ impl Vm {
         fresh(dir)?;
         image::write_run(&parts.base, &parts.extras, &dir.initrd())?;
         let Prepared { root, kernel, .. } = &parts.prepared;
-        let patience = BOOT_PATIENCE * kernel.flavour.patience();
+        let patience = BOOT_PATIENCE * kernel.variant.patience();
         let (machine, channels) = Machine::start(root, kernel, config, dir)?;
         let mut console = Console::new(dir.console());
         let connected = Monitor::connect(channels.monitor)
@@ -202,7 +237,7 @@ impl Vm {
                 console.tail(CONSOLE_TAIL)
             )
         })?;
-        let bar = gpu_bar(&guest, config)?;
+        let bars = gpu_bars(&guest, config)?;
         Ok(Self {
             guest,
             monitor,
@@ -211,7 +246,7 @@ impl Vm {
             vram: Backing::open(&dir.vram(0))?,
             config: config.clone(),
             dir: dir.clone(),
-            bar,
+            bars,
             first_attempt: None,
             checks: 0,
             machine,
@@ -248,7 +283,12 @@ impl Vm {
 
     /// The addresses of the first GPU's memory.
     pub fn bar(&self) -> &Range<u64> {
-        &self.bar
+        &self.bars[0]
+    }
+
+    /// The addresses of each GPU's memory.
+    pub fn bars(&self) -> &[Range<u64>] {
+        &self.bars
     }
 
     /// The disk with this namespace id.
@@ -284,6 +324,15 @@ impl Vm {
         Backing::open(&self.dir.disk(self.disk(nsid)?))
     }
 
+    /// The file behind the memory of any GPU.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be opened.
+    pub fn vram_of(&self, gpu: usize) -> Result<Backing> {
+        Backing::open(&self.dir.vram(gpu))
+    }
+
     /// Begins a window of the trace.
     ///
     /// # Errors
@@ -300,7 +349,17 @@ impl Vm {
     ///
     /// When the trace cannot be read or does not add up.
     pub fn account(&mut self, mark: usize, place: &Place) -> Result<Account> {
-        Ok(oracle::account(self.trace.since(mark)?, place, &self.bar))
+        let commands = self.trace.since(mark)?;
+        Ok(oracle::account(commands, place, &self.bars[0]))
+    }
+
+    /// The drives' commands since `mark`. The requests in question have ended.
+    ///
+    /// # Errors
+    ///
+    /// When the trace cannot be read or does not add up.
+    pub fn commands(&mut self, mark: usize) -> Result<&[Command]> {
+        self.trace.since(mark)
     }
 
     /// Checks that QEMU still runs and that the console shows no new fault.
@@ -328,6 +387,27 @@ impl Vm {
             );
         }
         flushed
+    }
+
+    /// Takes the new faults on the console that contain `word`, which a case brought
+    /// about: [`Self::check`] won't find them. Gives how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When the console shows another fault, or cannot be read.
+    pub fn excuse(&mut self, word: &str) -> Result<usize> {
+        self.flush_console()?;
+        let (excused, others): (Vec<_>, Vec<_>) = self
+            .console
+            .faults()?
+            .into_iter()
+            .partition(|line| line.contains(word));
+        ensure!(
+            others.is_empty(),
+            "the console shows\n{}",
+            others.join("\n")
+        );
+        Ok(excused.len())
     }
 
     /// Waits until all that the kernel has said is on the console: it prints
@@ -386,21 +466,29 @@ fn keep_first(dir: &RunDir) -> Result<()> {
     fs::rename(dir.path(), &kept).with_context(|| format!("rename to {}", kept.display()))
 }
 
-/// The addresses of the GPU's memory, as the guest placed it.
-fn gpu_bar(guest: &Guest, config: &Config) -> Result<Range<u64>> {
+/// The addresses of the GPUs' memory, as the guest placed it: at least one.
+fn gpu_bars(guest: &Guest, config: &Config) -> Result<Vec<Range<u64>>> {
     let devices = guest.session().pci()?;
-    let gpu = devices
+    let gpus = devices
         .iter()
-        .find(|device| (device.vendor, device.device) == GPU_ID)
-        .context("the guest sees no GPU")?;
-    match gpu.resources.get(GPU_BAR) {
-        Some(&(start, len)) if len == config.vram => Ok(start..start + len),
-        other => bail!(
-            "BAR {GPU_BAR} of {} is {other:?}, expected {} bytes",
-            gpu.address,
-            config.vram
-        ),
-    }
+        .filter(|device| (device.vendor, device.device) == GPU_ID);
+    let bars: Vec<Range<u64>> = gpus
+        .map(|gpu| match gpu.resources.get(GPU_BAR) {
+            Some(&(start, len)) if len == config.vram => Ok(start..start + len),
+            other => bail!(
+                "BAR {GPU_BAR} of {} is {other:?}, expected {} bytes",
+                gpu.address,
+                config.vram
+            ),
+        })
+        .collect::<Result<_>>()?;
+    ensure!(
+        !bars.is_empty() && bars.len() == config.gpus,
+        "the guest sees {} of {} GPUs",
+        bars.len(),
+        config.gpus
+    );
+    Ok(bars)
 }
 
 #[cfg(test)]

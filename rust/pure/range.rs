@@ -57,6 +57,17 @@ pub fn clip_read(offset: u64, len: u64, file_size: u64, align: u64) -> u64 {
     len.min(super::align::round_up(file_size - offset, align))
 }
 
+/// The length of a write, bytes: the request, cut off at the last whole block before
+/// `limit`, where the kernel would cut within a block. What lies behind the limit
+/// altogether is left for the kernel to refuse.
+pub fn clip_write(offset: u64, len: u64, limit: u64, align: u64) -> u64 {
+    match limit.checked_sub(offset) {
+        None | Some(0) => len,
+        Some(room) if room >= len => len,
+        Some(room) => room - room % align,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,7 +101,33 @@ mod tests {
         assert_eq!(clip_read(0, 4096, 1 << 30, 512), 4096);
     }
 
+    #[test]
+    fn writes_end_with_a_whole_block() {
+        assert_eq!(clip_write(0, 8192, u64::MAX, 512), 8192);
+        assert_eq!(clip_write(0, 8192, 8192, 512), 8192);
+        assert_eq!(clip_write(4096, 8192, 8192, 512), 4096);
+        assert_eq!(clip_write(4096, 8192, 8191, 512), 3584);
+        assert_eq!(clip_write(4096, 8192, 4097, 512), 0);
+        // The kernel's to refuse.
+        assert_eq!(clip_write(4096, 8192, 4096, 512), 8192);
+        assert_eq!(clip_write(4096, 8192, 0, 512), 8192);
+    }
+
     proptest! {
+        #[test]
+        fn a_clipped_write_is_whole_blocks_below_the_limit(
+            o in 0u64..1 << 20, l in 0u64..1 << 20, limit in 0u64..1 << 21,
+        ) {
+            let offset = o & !511;
+            let len = l & !511;
+            let clipped = clip_write(offset, len, limit, 512);
+            prop_assert!(clipped <= len && clipped % 512 == 0);
+            if offset < limit {
+                prop_assert!(offset + clipped <= limit);
+                prop_assert!(clipped == len || offset + clipped + 512 > limit);
+            }
+        }
+
         #[test]
         fn clip_keeps_every_byte_of_the_file(
             o in 0u64..1 << 20, l in 0u64..1 << 20, size in 0u64..1 << 20,

@@ -27,6 +27,18 @@ pub fn cap(size: u64, allocated: u64) -> u64 {
     }
 }
 
+/// The length of a part of `len` bytes that may not go beyond the run it begins in, of
+/// which `run` bytes are left: a multiple of `align` (a power of two), as `len` is.
+/// Where the run ends before the first multiple, the whole.
+pub fn run(run: u64, len: u64, align: u64) -> u64 {
+    let whole = run & align.wrapping_neg();
+    if whole == 0 {
+        len
+    } else {
+        len.min(whole)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,6 +49,17 @@ mod tests {
         assert_eq!(cap(4096, 4096), PART_BYTES);
         assert_eq!(cap(4097, 4096), SPARSE_PART_BYTES);
         assert_eq!(cap(0, 0), PART_BYTES);
+    }
+
+    #[test]
+    fn a_part_ends_with_its_run() {
+        assert_eq!(run(4096, 65536, 512), 4096);
+        assert_eq!(run(65536, 4096, 512), 4096);
+        assert_eq!(run(4096, 4096, 512), 4096);
+        // The buffer is less aligned than the file.
+        assert_eq!(run(4096 - 4, 65536, 512), 3584);
+        assert_eq!(run(4096 + 4, 65536, 4096), 4096);
+        assert_eq!(run(100, 65536, 512), 65536);
     }
 
     proptest! {

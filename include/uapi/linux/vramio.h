@@ -13,7 +13,11 @@
  * * No structure holds a pointer or a long, so a 32-bit process uses the
  *   same layout as a 64-bit one.
  * * When a call fails, the structure is still written back, and its reason
- *   says why (enum vramio_reason). A call that fails changes nothing.
+ *   says why (enum vramio_reason); but not when it could not be taken for its
+ *   size, its tail or its address. A call that fails changes nothing, with one
+ *   exception: where the structure could be read and its results cannot be written
+ *   back, the call fails with EFAULT, and what was asked for may have been done;
+ *   a registration is then undone.
  *
  * Made from ioctl-abi/src by: VRAMIO_UPDATE_HEADER=1 cargo test -p vramio-abi
  */
@@ -293,7 +297,9 @@ enum vramio_reason {
 	VRAMIO_REASON_BEEGFS = 90,
 	/* Weka: the data comes over the network. */
 	VRAMIO_REASON_WEKA = 91,
-	/* A device mapper table with a target that is not linear or striped. */
+	/*
+	 * A device mapper table with a target that is not linear or striped, or that may have one.
+	 */
 	VRAMIO_REASON_DM_TARGET = 92,
 	/*
 	 * An md array whose level works on the data with the CPU (RAID 4, 5, 6).
@@ -349,6 +355,40 @@ enum vramio_reason {
 	VRAMIO_REASON_NO_PERMISSION = 258,
 	/* The program or the driver has no way to this GPU's memory. */
 	VRAMIO_REASON_NO_GPU = 259,
+	/* The file cannot be opened a second time without O_DIRECT. */
+	VRAMIO_REASON_NO_SECOND_FD = 260,
+	/*
+	 * The GPU memory was freed, or freed and allocated anew, since it was named.
+	 */
+	VRAMIO_REASON_STALE_BUFFER = 261,
+	/* The buffer is in host memory: there is no GPU to go to. */
+	VRAMIO_REASON_HOST_MEMORY = 262,
+	/* The GPU's driver does not export this memory as a dma-buf. */
+	VRAMIO_REASON_NO_EXPORT = 263,
+	/* The program cannot copy to or from this memory. */
+	VRAMIO_REASON_NO_COPY = 264,
+	/* The request is smaller than the direct path is worth. */
+	VRAMIO_REASON_BELOW_THRESHOLD = 265,
+	/* All staging buffers are in use. */
+	VRAMIO_REASON_POOL_EXHAUSTED = 266,
+	/* The caller cancelled the request. */
+	VRAMIO_REASON_CANCELLED = 267,
+	/* A call of the CUDA driver failed. */
+	VRAMIO_REASON_CUDA_ERROR = 268,
+	/* There is no CUDA driver. */
+	VRAMIO_REASON_NO_CUDA = 269,
+	/* The address is not memory of a GPU. */
+	VRAMIO_REASON_BAD_POINTER = 270,
+	/* FUSE or virtiofs: the data comes from a server. */
+	VRAMIO_REASON_FUSE = 271,
+	/* CephFS: the data comes over the network. */
+	VRAMIO_REASON_CEPH = 272,
+	/* SMB: the data comes over the network. */
+	VRAMIO_REASON_SMB = 273,
+	/* ZFS: the CPU computes checksums over the data. */
+	VRAMIO_REASON_ZFS = 274,
+	/* The configuration forbids the direct path here. */
+	VRAMIO_REASON_DENIED = 275,
 };
 
 /* What the module is and where its limits lie. */
@@ -389,6 +429,10 @@ struct vramio_info {
  * ends it waits for requests under way, for a part of each
  * (vramio_info.part_bytes) at most. After that, requests fail with ESTALE,
  * or with ENODEV where the provider went.
+ *
+ * Where a mapping is cut in two, by unmapping or protecting a part of it, the kernel
+ * says that all of the 2 MiB around the cut goes, if the mapping covers them. A
+ * registration there ends, too, although its own range stays mapped.
  *
  * Any holder of the open file may read, write, probe and unregister: a child, or a
  * process that the descriptor was passed to. Only the process image that opened

@@ -4,6 +4,7 @@
 //! `vramio-guest worker` is one session of it.
 
 mod extents;
+mod fuzz;
 mod inject;
 mod make;
 mod ops;

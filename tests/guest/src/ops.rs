@@ -3,10 +3,11 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, inject, make, uring};
+use crate::{extents, fuzz, inject, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
+use nix::unistd::{self, Gid, Uid};
 use serde_json::Value;
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -62,6 +63,7 @@ pub fn run(op: Op) -> Result<Value, Failure> {
             prot,
             flags,
         } => mmap(at, fd, len, offset, prot, flags).and_then(to_value),
+        Op::BecomeUser { uid } => become_user(uid).and_then(to_value),
         Op::Pid => to_value(std::process::id()),
         Op::StealFd { pid, fd } => steal_fd(pid, fd).and_then(to_value),
         Op::Munmap { addr, len } => munmap(addr, len).and_then(to_value),
@@ -72,6 +74,9 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         }
         Op::Uring(plan) => uring::run(&plan)
             .map_err(|error| failed("io_uring", &error))
+            .and_then(to_value),
+        Op::Fuzz(plan) => fuzz::run(&plan)
+            .map_err(|error| failed("fuzz", &error))
             .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),
@@ -89,11 +94,11 @@ pub fn run(op: Op) -> Result<Value, Failure> {
             .map_err(|errno| refused(&format!("unmount {target}"), errno))
             .and_then(to_value),
         Op::Sync => {
-            nix::unistd::sync();
+            unistd::sync();
             to_value(())
         }
         Op::DropCaches => {
-            nix::unistd::sync();
+            unistd::sync();
             write_text("/proc/sys/vm/drop_caches", "3").and_then(to_value)
         }
     }
@@ -284,6 +289,15 @@ fn mmap(at: u64, fd: RawFd, len: u64, offset: u64, prot: i32, flags: i32) -> Res
         &format!("mmap of {len} bytes of descriptor {fd} at {offset}"),
         addr as isize,
     )
+}
+
+fn become_user(uid: u32) -> Result<(), Failure> {
+    let (user, group) = (Uid::from_raw(uid), Gid::from_raw(uid));
+    // Of all threads: each call does so.
+    unistd::setgroups(&[group])
+        .and_then(|()| unistd::setresgid(group, group, group))
+        .and_then(|()| unistd::setresuid(user, user, user))
+        .map_err(|errno| refused(&format!("become user {uid}"), errno))
 }
 
 fn steal_fd(pid: i32, fd: RawFd) -> Result<RawFd, Failure> {

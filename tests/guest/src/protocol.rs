@@ -8,6 +8,8 @@
 
 use crate::file::FilePlan;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The agent's port: `/sys/class/virtio-ports/*/name`.
 pub const PORT: &str = "vramio.agent";
@@ -123,6 +125,12 @@ pub enum Op {
         serial: String,
         /// Namespace id.
         nsid: u32,
+    },
+    /// Gives up root for good: the worker becomes this user, with the group of
+    /// the same number → nothing.
+    BecomeUser {
+        /// The user.
+        uid: u32,
     },
     /// Every PCI device → a list of [`PciDevice`].
     Pci,
@@ -256,6 +264,8 @@ pub enum Op {
         /// Mount point.
         target: String,
     },
+    /// Calls of the module, right and wrong → [`FuzzReport`].
+    Fuzz(FuzzPlan),
     /// Writes everything back → nothing.
     Sync,
     /// Writes everything back and empties the page cache → nothing.
@@ -305,6 +315,26 @@ pub struct UringRequest {
     pub flags: u8,
     /// The command's own bytes, at most 80.
     pub command: Vec<u8>,
+    /// Instead of the command: an ordinary read or write.
+    pub plain: Option<PlainIo>,
+}
+
+/// An ordinary read or write on a ring (`IORING_OP_READ_FIXED`,
+/// `IORING_OP_WRITE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlainIo {
+    /// Which way: a read goes into memory that is registered with the ring.
+    pub write: bool,
+    /// The file's descriptor.
+    pub fd: i32,
+    /// Address in the worker.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Byte offset in the file.
+    pub offset: u64,
+    /// The entry's I/O priority; 0: the task's.
+    pub ioprio: u16,
 }
 
 /// A command's completion.
@@ -323,6 +353,39 @@ pub struct Injected {
     pub injected: bool,
     /// The operation's own outcome.
     pub outcome: Result<serde_json::Value, Failure>,
+}
+
+/// Calls of the module that a seed determines. The module's parameters are as the plan
+/// says, and nobody else uses the module or the test GPUs meanwhile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FuzzPlan {
+    /// The same seed makes the same calls.
+    pub seed: u64,
+    /// Calls of one thread.
+    pub calls: u64,
+    /// Calls of several threads, after that.
+    pub chaos_calls: u64,
+    /// Directories for files, on file systems that requests go direct on.
+    pub dirs: Vec<String>,
+    /// A disk whose content nobody needs.
+    pub disk: String,
+    /// Most registrations of one open file.
+    pub open_registrations: u64,
+    /// Most registered memory of one open file, MiB.
+    pub open_mib: u64,
+    /// Most registrations of one user.
+    pub user_registrations: u64,
+    /// Most registered memory of one user, MiB.
+    pub user_mib: u64,
+}
+
+/// What came out of a [`FuzzPlan`] without a fault.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FuzzReport {
+    /// Call and outcome, and how often.
+    pub outcomes: BTreeMap<String, u64>,
+    /// Where memory of the first GPU was allocated, bytes.
+    pub memory: Vec<Range<u64>>,
 }
 
 /// How a program ended.

@@ -6,7 +6,7 @@ use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring};
 use std::io;
 use std::time::Duration;
-use vramio_guest::protocol::{Ring, UringDone, UringPlan, UringRequest};
+use vramio_guest::protocol::{PlainIo, Ring, UringDone, UringPlan, UringRequest};
 
 /// How long the kernel's submission thread looks for work before it sleeps, ms.
 const IDLE: u32 = 100;
@@ -27,6 +27,12 @@ pub fn run(plan: &UringPlan) -> io::Result<Vec<UringDone>> {
 
 /// An entry of 128 bytes.
 fn large(plan: &UringPlan, request: &UringRequest, user_data: u64) -> squeue::Entry128 {
+    if let Some(io) = &request.plain {
+        return plain(io, user_data)
+            .user_data(user_data)
+            .flags(flags(request))
+            .into();
+    }
     let cmd = payload(request);
     let entry = if plan.fixed {
         opcode::UringCmd80::new(types::Fixed(0), request.op).cmd(cmd)
@@ -38,11 +44,55 @@ fn large(plan: &UringPlan, request: &UringRequest, user_data: u64) -> squeue::En
 
 /// An entry of 64 bytes: the command does not fit, and is cut.
 fn small(plan: &UringPlan, request: &UringRequest, user_data: u64) -> squeue::Entry {
+    if let Some(io) = &request.plain {
+        return plain(io, user_data)
+            .user_data(user_data)
+            .flags(flags(request));
+    }
     opcode::UringCmd16::new(types::Fd(plan.fd), request.op)
         .cmd(payload(request))
         .build()
         .user_data(user_data)
         .flags(flags(request))
+}
+
+/// An ordinary read or write; its registered memory has the number of the request.
+fn plain(io: &PlainIo, number: u64) -> squeue::Entry {
+    let (fd, addr) = (types::Fd(io.fd), io.addr as *mut u8);
+    if io.write {
+        opcode::Write::new(fd, addr, io.len)
+            .offset(io.offset)
+            .ioprio(io.ioprio)
+            .build()
+    } else {
+        opcode::ReadFixed::new(fd, addr, io.len, number as u16)
+            .offset(io.offset)
+            .ioprio(io.ioprio)
+            .build()
+    }
+}
+
+/// Registers the memory of the ordinary reads, if there are any.
+fn register_memory<S: squeue::EntryMarker>(
+    ring: &IoUring<S, cqueue::Entry32>,
+    plan: &UringPlan,
+) -> io::Result<()> {
+    let memory = |request: &UringRequest| match &request.plain {
+        Some(io) if !io.write => libc::iovec {
+            iov_base: io.addr as *mut libc::c_void,
+            iov_len: io.len as usize,
+        },
+        _ => libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        },
+    };
+    let memory: Vec<libc::iovec> = plan.requests.iter().map(memory).collect();
+    if memory.iter().all(|part| part.iov_len == 0) {
+        return Ok(());
+    }
+    // SAFETY: a test passes memory that it got from Mmap, which no Rust object lies in.
+    unsafe { ring.submitter().register_buffers(&memory) }
 }
 
 /// The command, cut or filled with zeros.
@@ -67,6 +117,7 @@ fn drive<S: squeue::EntryMarker>(
     if plan.fixed {
         ring.submitter().register_files(&[plan.fd])?;
     }
+    register_memory(&ring, plan)?;
     let mut requests = (0..).zip(&plan.requests);
     let mut done = vec![UringDone::default(); plan.requests.len()];
     let mut left = done.len();

@@ -4,12 +4,16 @@
 
 use crate::ops;
 use anyhow::{Context, Result};
+use nix::sys::signal::{signal, SigHandler, Signal};
 use std::io::{stdin, stdout, Write};
 use std::thread;
 use vramio_guest::protocol::{Request, Response};
 
 /// Serves standard input to its end.
 pub fn run() -> Result<()> {
+    // A write beyond RLIMIT_FSIZE shall fail, and not end the session.
+    // SAFETY: no handler of ours is replaced.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.context("ignore SIGXFSZ")?;
     for line in stdin().lines() {
         let line = line.context("read a request")?;
         let Request { id, op, .. } =

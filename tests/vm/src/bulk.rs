@@ -107,7 +107,7 @@ impl Way {
 }
 
 /// A request as a command for a ring.
-fn command(io: &VramioIo, flags: u8) -> UringRequest {
+pub fn command(io: &VramioIo, flags: u8) -> UringRequest {
     let op = match io.flags & VRAMIO_IO_WRITE {
         0 => VRAMIO_IOC_READ,
         _ => VRAMIO_IOC_WRITE,
@@ -124,6 +124,7 @@ fn command(io: &VramioIo, flags: u8) -> UringRequest {
         op,
         flags,
         command: command.to_bytes(),
+        plain: None,
     }
 }
 

@@ -2,19 +2,25 @@
 
 //! The cases, by what they are about.
 
+mod allocation;
 mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
 mod detect;
 mod dmabuf;
-mod failures;
+mod failure;
 mod frame;
+mod fuzz;
 mod leaks;
+mod merge;
+mod platform;
 mod process;
 mod read;
 mod refuse;
 mod register;
+mod stack;
+mod unfit;
 mod write;
 
 use crate::lane::Case;
@@ -27,13 +33,19 @@ pub fn all() -> Vec<Case> {
         write::cases(),
         refuse::cases(),
         register::cases(),
+        stack::cases(),
+        unfit::cases(),
+        failure::cases(),
         dmabuf::cases(),
         async_io::cases(),
         async_refuse::cases(),
         async_end::cases(),
         process::cases(),
         cli::cases(),
-        failures::cases(),
+        fuzz::cases(),
+        merge::cases(),
+        platform::cases(),
+        allocation::cases(),
         detect::cases(),
         // The last of each machine.
         leaks::cases(),

@@ -5,7 +5,7 @@
 use crate::fleet::Kind;
 use anyhow::{ensure, Result};
 use vramio_qemu::guest::Session;
-use vramio_qemu::remote::{RemoteDevice, RemoteGpu};
+use vramio_qemu::remote::{self, RemoteDevice, RemoteGpu};
 use vramio_qemu::vm::Vm;
 
 /// A machine, and a process of the case's own in it.
@@ -57,8 +57,13 @@ impl Buffer {
 
     /// The same in any process.
     pub fn new(session: &Session, len: u64) -> Result<Self> {
-        let gpu = RemoteGpu::open(session)?;
-        let device = RemoteDevice::open(session)?;
+        Self::on(&RemoteDevice::open(session)?, remote::GPU, len)
+    }
+
+    /// The same with memory of any GPU, and an open module.
+    pub fn on(device: &RemoteDevice, node: &str, len: u64) -> Result<Self> {
+        let gpu = RemoteGpu::open_node(device.session(), node)?;
+        let device = device.clone();
         let offset = gpu.alloc(len)?.ok(|_| 0)?.offset;
         let addr = gpu.map(offset, len)?;
         let registration = device.register(addr, len)?.ok(|out| out.reason)?;

@@ -2,6 +2,7 @@
 
 //! The machines of the lane: one at a time, kept as long as cases want the same.
 
+use crate::platform;
 use anyhow::{anyhow, Result};
 use std::collections::HashMap;
 use std::time::Instant;
@@ -19,6 +20,27 @@ pub const XFS: u32 = 3;
 /// Serial number of the controller of these disks.
 pub const SERIAL: &str = "vramio0";
 
+// What a machine of the kind `Stacks` has besides.
+
+/// Namespace ids of four disks on a controller each.
+pub const MEMBERS: [u32; 4] = [11, 12, 13, 14];
+/// Namespace id of the disk that two controllers share.
+pub const SHARED: u32 = 21;
+/// The subsystem of these controllers, for QEMU's monitor.
+pub const SUBSYSTEM: &str = "shared";
+/// A root port without a device, apart from the switch.
+pub const FAR_PORT: &str = "far0";
+/// Namespace id of a disk with integrity metadata.
+pub const INTEGRITY: u32 = 31;
+/// Namespace id of a disk that cannot be read all over.
+pub const BAD: u32 = 32;
+/// The byte offset of its bad sector.
+pub const BAD_AT: u64 = 20 << 20;
+/// Mount tag of a 9p share.
+pub const SHARE: &str = "share";
+/// A file on it.
+pub const SHARED_FILE: &str = "bios-256k.bin";
+
 /// Which machine a case wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
@@ -32,11 +54,29 @@ pub enum Kind {
     /// Each device on a root port, and a CPU whose host bridge it does not
     /// trust.
     Apart,
+    /// Below one switch: also disks to build others from, a disk with two paths,
+    /// and what is refused.
+    Stacks,
+    /// As `HostBridge`, and the kernel bounces all DMA that it can.
+    Bounced,
+    /// The first GPU and the drive below a switch, the second GPU beyond a host
+    /// bridge that the kernel trusts, and an IOMMU that translates.
+    Translated,
+    /// One of [`platform::TABLE`].
+    Platform(usize),
 }
 
 impl Kind {
-    /// All of them.
-    pub const ALL: [Kind; 4] = [Kind::Default, Kind::Prp, Kind::HostBridge, Kind::Apart];
+    /// Those of the default lane that the debug kernel has all drivers for. It lacks
+    /// most of what `Stacks` puts together.
+    pub const DEBUG: [Kind; 6] = [
+        Kind::Default,
+        Kind::Prp,
+        Kind::HostBridge,
+        Kind::Apart,
+        Kind::Bounced,
+        Kind::Translated,
+    ];
 
     /// A name for test names.
     pub fn name(self) -> &'static str {
@@ -45,15 +85,20 @@ impl Kind {
             Kind::Prp => "prp",
             Kind::HostBridge => "host-bridge",
             Kind::Apart => "apart",
+            Kind::Stacks => "stacks",
+            Kind::Bounced => "bounced",
+            Kind::Translated => "translated",
+            Kind::Platform(index) => platform::TABLE[index].name,
         }
     }
 
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp => Path::DirectSwitch,
+            Kind::Default | Kind::Prp | Kind::Stacks | Kind::Translated => Path::DirectSwitch,
             Kind::HostBridge => Path::DirectHostBridge,
-            Kind::Apart => Path::None,
+            Kind::Apart | Kind::Bounced => Path::None,
+            Kind::Platform(index) => platform::TABLE[index].expected.path(),
         }
     }
 
@@ -74,9 +119,58 @@ impl Kind {
                 config.cpu = "EPYC".to_owned();
             }
             Kind::Apart => config.topology = Topology::RootPorts,
+            Kind::Stacks => stacks(&mut config),
+            Kind::Bounced => {
+                config.topology = Topology::RootPorts;
+                config.cpu = "EPYC".to_owned();
+                config.kernel_args.push("swiotlb=force".to_owned());
+            }
+            Kind::Translated => {
+                config.topology = Topology::Split;
+                config.cpu = "EPYC".to_owned();
+                config.iommu = true;
+                config.kernel_args.push("intel_iommu=on".to_owned());
+                // With SGLs the kernel may send too short ones (cases/merge.rs,
+                // `translated_runs`); then a wrong merge would fail in the drive.
+                config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
+            }
+            Kind::Platform(index) => platform::TABLE[index].configure(&mut config),
         }
         config
     }
+}
+
+/// More disks, and what is no good target.
+fn stacks(config: &mut Config) {
+    config.gpus = 1;
+    for nsid in MEMBERS {
+        let disk = Disk::new(&format!("member{nsid}"), nsid, 512 << 20);
+        config.disks.push(disk);
+    }
+    config.disks.push(Disk {
+        paths: 2,
+        ..Disk::new(SUBSYSTEM, SHARED, 512 << 20)
+    });
+    config.disks.push(Disk {
+        options: vec!["ms=8".to_owned(), "pi=1".to_owned()],
+        ..Disk::new(SERIAL, INTEGRITY, 64 << 20)
+    });
+    config.disks.push(Disk {
+        bad_sector: Some(BAD_AT / 512),
+        ..Disk::new(SERIAL, BAD, 64 << 20)
+    });
+    // A disk with DAX.
+    config.kernel_args.push("memmap=64M!512M".to_owned());
+    let share = format!("local,id={SHARE},path=/usr/share/seabios,security_model=none,readonly=on");
+    let devices = [
+        format!("-device pcie-root-port,id={FAR_PORT},slot=99,chassis=99"),
+        "-blockdev driver=null-co,node-name=null,size=1073741824,read-zeroes=on".to_owned(),
+        "-device virtio-blk-pci,drive=null".to_owned(),
+        format!("-fsdev {share}"),
+        format!("-device virtio-9p-pci,fsdev={SHARE},mount_tag={SHARE}"),
+    ];
+    let words = devices.iter().flat_map(|device| device.split(' '));
+    config.qemu_args.extend(words.map(str::to_owned));
 }
 
 /// The machines.
@@ -125,6 +219,10 @@ impl Fleet {
             }
             let start = Instant::now();
             let config = self.config(kind);
+            if kind == Kind::Translated {
+                self.parts.add_test_module()?;
+                self.parts.add_udev()?;
+            }
             let vm = Vm::boot(&self.parts, &config)
                 .inspect_err(|error| drop(self.dead.insert(kind, format!("{error:#}"))))?;
             eprintln!(

@@ -7,14 +7,16 @@ use crate::context::Context;
 use crate::fleet::{Fleet, Kind};
 use anyhow::{anyhow, Context as _, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
-use vramio_qemu::kernel::Flavour;
+use vramio_qemu::kernel::Variant;
+use vramio_qemu::modules::{self, Flavour, Modules};
 use vramio_qemu::vm::{Parts, Vm};
-use vramio_qemu::{debug, modules, prepare, programs};
+use vramio_qemu::{debug, prepare, programs};
 
 /// What to run.
 pub struct Options {
@@ -24,6 +26,10 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
+    /// A `vramio.ko` in place of the one that is built here.
+    pub module: Option<PathBuf>,
+    /// Instead of the default lane's cases: those of this slow lane.
+    pub lane: Option<String>,
 }
 
 /// What a case does in a machine.
@@ -47,6 +53,8 @@ pub struct Case {
     pub smoke: bool,
     /// Whether it can run without our modules.
     pub stock: bool,
+    /// The slow lane that it is in; else it is in the default lane.
+    pub lane: Option<&'static str>,
     /// The kernels that it runs on.
     pub on: On,
 }
@@ -63,11 +71,11 @@ pub enum On {
 }
 
 impl On {
-    fn has(self, flavour: Flavour) -> bool {
+    fn has(self, variant: Variant) -> bool {
         match self {
             On::All => true,
-            On::Stock => flavour == Flavour::Stock,
-            On::Debug => flavour == Flavour::Debug,
+            On::Stock => variant == Variant::Stock,
+            On::Debug => variant == Variant::Debug,
         }
     }
 }
@@ -84,7 +92,21 @@ impl Case {
             body: Body::In(kind, Box::new(run)),
             smoke: false,
             stock: false,
-            on: On::All,
+            on: if Kind::DEBUG.contains(&kind) {
+                On::All
+            } else {
+                On::Stock
+            },
+            lane: None,
+        }
+    }
+
+    /// The same in a slow lane.
+    #[must_use]
+    pub fn slow(self, lane: &'static str) -> Self {
+        Self {
+            lane: Some(lane),
+            ..self
         }
     }
 
@@ -135,13 +157,14 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         fleet: None,
         report: Report::new(),
     }));
-    let flavour = if options.series.as_deref() == Some(debug::SERIES) {
-        Flavour::Debug
+    let variant = if options.series.as_deref() == Some(debug::SERIES) {
+        Variant::Debug
     } else {
-        Flavour::Stock
+        Variant::Stock
     };
     let mut cases = cases::all();
-    cases.retain(|case| (case.smoke || !options.smoke) && case.on.has(flavour));
+    cases.retain(|case| case.lane == options.lane.as_deref());
+    cases.retain(|case| (case.smoke || !options.smoke) && case.on.has(variant));
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
         .into_iter()
@@ -170,7 +193,8 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         }
     }
     let smoke = if options.smoke { "-smoke" } else { "" };
-    let lane = format!("guest-{series}{smoke}");
+    let name = options.lane.as_deref().unwrap_or("guest");
+    let lane = format!("{name}-{series}{smoke}");
     let path = state.report.write(&prepare::checkout()?, &lane)?;
     println!("report: {}", path.display());
     // A filter that matches nothing must not look like success.
@@ -190,7 +214,11 @@ fn parts(options: &Options) -> Result<Parts> {
     let built = if options.stock {
         None
     } else {
-        Some(modules::build(&prepared, false)?)
+        let built = modules::build(&prepared, Flavour::Plain)?;
+        Some(Modules {
+            vramio: options.module.clone().unwrap_or(built.vramio),
+            ..built
+        })
     };
     Parts::new(
         prepared,

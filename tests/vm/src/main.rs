@@ -10,7 +10,11 @@ mod context;
 mod filesystem;
 mod fleet;
 mod lane;
+mod platform;
+mod refusal;
+mod stack;
 mod transfer;
+mod volume;
 
 use clap::Parser;
 use std::process::ExitCode;
@@ -29,6 +33,12 @@ struct Cli {
     /// ignored.
     #[arg(long)]
     stock: bool,
+    /// Load this vramio.ko, not one built here.
+    #[arg(long, value_name = "FILE")]
+    module: Option<std::path::PathBuf>,
+    /// Run the cases of a slow lane, such as platform.
+    #[arg(long)]
+    lane: Option<String>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -39,6 +49,8 @@ fn main() -> ExitCode {
         series: cli.kernel.filter(|series| !series.is_empty()),
         smoke: cli.smoke,
         stock: cli.stock,
+        module: cli.module,
+        lane: cli.lane,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,

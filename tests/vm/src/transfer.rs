@@ -6,12 +6,13 @@
 use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet;
+use crate::volume::Volume;
 use anyhow::{bail, ensure, Context as _, Result};
 use std::ops::Range;
 use vramio_abi::{Certainty, Path, Reason, VramioIo, VramioProbe, VRAMIO_PROBE_WRITE};
 use vramio_guest::file::{Extent, FilePlan};
 use vramio_guest::pattern;
-use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
+use vramio_qemu::oracle::{first_difference, Flow, POISON};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
@@ -111,16 +112,15 @@ impl Transfer {
     }
 
     /// Makes the file, or fills the start of the device.
-    fn prepare(&self, context: &Context<'_>) -> Result<Prepared> {
-        let Target::File(fs) = self.target else {
+    fn prepare(&self, context: &Context<'_>, volume: &Volume) -> Result<Prepared> {
+        let Some(dir) = &volume.mounted else {
             let content = self.plan.content(0, self.plan.size);
-            context.vm.image(fleet::RAW)?.write(0, &content)?;
+            volume.write(context, 0, &content)?;
             return Ok(Prepared {
-                path: context.vm.device(fleet::RAW)?,
+                path: volume.device.clone(),
                 plan: self.plan.clone(),
             });
         };
-        let dir = filesystem::mounted(fs, context)?;
         let path = format!("{dir}/{}", self.plan.path);
         let plan = FilePlan {
             path: path.clone(),
@@ -132,13 +132,18 @@ impl Transfer {
 
     /// The extents of the file. The raw device is one extent, which reaches
     /// beyond what was filled.
-    fn extents(&self, context: &Context<'_>, file: &Prepared) -> Result<Vec<Extent>> {
-        Ok(match self.target {
-            Target::File(_) => context.session.extents(&file.path)?,
-            Target::Raw => vec![Extent {
+    fn extents(
+        &self,
+        context: &Context<'_>,
+        volume: &Volume,
+        file: &Prepared,
+    ) -> Result<Vec<Extent>> {
+        Ok(match volume.mounted {
+            Some(_) => context.session.extents(&file.path)?,
+            None => vec![Extent {
                 logical: 0,
                 physical: 0,
-                len: context.vm.disk(fleet::RAW)?.size,
+                len: volume.size,
                 flags: 0,
             }],
         })
@@ -170,8 +175,14 @@ struct Prepared {
 /// * each byte that is on the disk went into the BAR, once, and none into RAM;
 /// * the answer names the path, and says which bytes the CPU wrote.
 pub fn read(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
-    let file = transfer.prepare(context)?;
-    let extents = transfer.extents(context, &file)?;
+    let volume = Volume::of(transfer.target, context)?;
+    read_on(context, &volume, transfer)
+}
+
+/// The same on a volume, whatever the transfer's target is.
+pub fn read_on(context: &mut Context<'_>, volume: &Volume, transfer: &Transfer) -> Result<()> {
+    let file = transfer.prepare(context, volume)?;
+    let extents = transfer.extents(context, volume, &file)?;
     let buffer = context.buffer(transfer.allocation())?;
     let watched = watched(context, &buffer);
     context.vm.vram.poison(&watched)?;
@@ -182,14 +193,14 @@ pub fn read(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
 
     let mark = context.vm.mark()?;
     let answer = buffer.device.read(transfer.request(fd, &buffer))?;
-    let place = Place::of_file(transfer.target.nsid(), &extents);
+    let place = volume.place(&extents, &(0..u64::MAX));
     let account = context.vm.account(mark, &place)?;
     let out = answer.ok(|out| out.reason)?;
 
     // A device does not end where the content that we gave it ends.
-    let size = match transfer.target {
-        Target::Raw => context.vm.disk(fleet::RAW)?.size,
-        Target::File(_) => file.plan.size,
+    let size = match volume.mounted {
+        None => volume.size,
+        Some(_) => file.plan.size,
     };
     let bytes = transfer.len.min(size.saturating_sub(transfer.file_offset));
     ensure!(out.bytes == bytes, "{} bytes, expected {bytes}", out.bytes);
@@ -242,8 +253,16 @@ pub fn read(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
 ///   before;
 /// * each byte left the BAR, once, and none came from RAM;
 /// * the GPU's memory is as before.
+///
+/// Where the volume has copies, both go for each of them.
 pub fn write(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
-    let file = transfer.prepare(context)?;
+    let volume = Volume::of(transfer.target, context)?;
+    write_on(context, &volume, transfer)
+}
+
+/// The same on a volume, whatever the transfer's target is.
+pub fn write_on(context: &mut Context<'_>, volume: &Volume, transfer: &Transfer) -> Result<()> {
+    let file = transfer.prepare(context, volume)?;
     let buffer = context.buffer(transfer.allocation())?;
     let watched = watched(context, &buffer);
     context.vm.vram.poison(&watched)?;
@@ -259,9 +278,9 @@ pub fn write(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
     let answer = buffer.device.write(transfer.request(fd, &buffer))?;
     // What would only be in the page cache comes out here, from RAM.
     context.session.sync()?;
-    let extents = transfer.extents(context, &file)?;
+    let extents = transfer.extents(context, volume, &file)?;
     let range = transfer.file_offset..transfer.file_offset + transfer.len;
-    let place = Place::of_part(transfer.target.nsid(), &extents, &range);
+    let place = volume.place(&extents, &range);
     let account = context.vm.account(mark, &place)?;
     let out = answer.ok(|out| out.reason)?;
     ensure!(out.bytes == transfer.len, "{} bytes", out.bytes);
@@ -271,7 +290,7 @@ pub fn write(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
         "{out:?}"
     );
     let flow = Flow {
-        from_bar: transfer.len,
+        from_bar: transfer.len * volume.copies() as u64,
         ..Flow::default()
     };
     ensure!(account.data == flow, "{account:?}, expected {flow:?}");
@@ -281,10 +300,11 @@ pub fn write(context: &mut Context<'_>, transfer: &Transfer) -> Result<()> {
     let mut expected = file.plan.content(0, size);
     expected.resize(size as usize, 0);
     expected[range.start as usize..range.end as usize].copy_from_slice(&content);
-    let image = context.vm.image(transfer.target.nsid())?;
-    let found = image.read_extents(&extents, size)?;
-    if let Some(difference) = first_difference(&found, &expected) {
-        bail!("the disk: {difference}");
+    for copy in 0..volume.copies() {
+        let found = volume.read_extents(context, copy, &extents, size)?;
+        if let Some(difference) = first_difference(&found, &expected) {
+            bail!("copy {copy} on the disks: {difference}");
+        }
     }
     context.session.close(fd)?;
     Ok(())

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use vramio::Direction;
+use vramio::{Direction, Policy};
 
 use crate::endpoint::Endpoint;
 use crate::size;
@@ -31,8 +31,8 @@ pub enum Command {
     /// memory is allocated for the copy and given back at its end; the summary says where it
     /// lay.
     ///
-    /// All data goes direct or not at all: what can't is refused with a reason and a fix, before
-    /// anything is changed. The summary says how the bytes travelled, how certain that is, and
+    /// All data goes direct or not at all, unless --policy says otherwise: what can't is
+    /// refused with a reason and a fix, before anything is changed. The summary says how the bytes travelled, how certain that is, and
     /// what the CPU wrote.
     Cp(CpArgs),
     /// Say whether requests on a file would go direct, and if not, why
@@ -84,6 +84,13 @@ pub struct CpArgs {
         allow_negative_numbers = true
     )]
     pub chunk: u64,
+
+    /// What to do with what can't go direct: strict refuses, warn and allow copy it through
+    /// host memory
+    ///
+    /// The summary names the path and the reason in any case.
+    #[arg(long, value_name = "POLICY", default_value_t = Policy::Strict)]
+    pub policy: Policy,
 
     /// Print the summary as one JSON object
     #[arg(long)]

@@ -5,10 +5,9 @@
 use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use serde::Serialize;
-use vramio::{Certainty, Code, Device, Direction, Errno, Path as DataPath, Reason, Verdict};
+use vramio::{Certainty, Code, Context, Direction, Errno, Path as DataPath, Reason, Verdict};
 
 use crate::args::CheckArgs;
 use crate::failure::Failure;
@@ -74,20 +73,21 @@ fn ask(args: &CheckArgs) -> Result<Answer<'_>, Failure> {
     }
     let file = file::open(&args.file, args.write)?;
 
-    let device = match Device::open() {
+    let context = Context::new()?;
+    let device = match context.device() {
         // The module is missing, too old, or not for this user.
         Err(error) if error.reason != Reason::None => {
             answer.verdict = refused(error.reason, error.errno);
             return Ok(answer);
         }
-        result => result?,
+        result => result.map_err(Clone::clone)?,
     };
     answer.gpu = match args.gpu {
         Some(number) => Some(Gpu::open(number)?),
         None => Gpu::find()?,
     };
     answer.verdict = match &answer.gpu {
-        Some(gpu) => probe(&device, gpu, &file, direction)?,
+        Some(gpu) => probe(&context, gpu, &file, direction)?,
         None => device.probe(&file, direction)?,
     };
     Ok(answer)
@@ -95,18 +95,20 @@ fn ask(args: &CheckArgs) -> Result<Answer<'_>, Failure> {
 
 /// Asks with one page of the GPU's memory.
 fn probe(
-    device: &Device,
+    context: &Context,
     gpu: &Gpu,
     file: &File,
     direction: Direction,
 ) -> Result<Verdict, Failure> {
-    let page = device.info().registration_align.max(1);
-    let memory = Arc::new(gpu.device.alloc(page.into())?);
-    match device.register(memory) {
-        Ok(buffer) => Ok(buffer.probe(direction, file, 0, 0, 0)?),
+    let align = context
+        .device()
+        .map_or(1, |device| device.info().registration_align);
+    let memory = gpu.alloc(context, align.max(1).into())?;
+    let file = vramio::File::from_fd(context, file)?;
+    match file.probe(direction, &memory.buffer, 0, 0, 0) {
         // The module does not take this GPU's memory.
         Err(error) if error.reason != Reason::None => Ok(refused(error.reason, error.errno)),
-        Err(error) => Err(error.into()),
+        result => Ok(result?),
     }
 }
 

@@ -2,19 +2,40 @@
 
 //! GPUs by number.
 
+use std::sync::Arc;
+
 use serde::Serialize;
-use vramio::gpu::mock::{MockGpu, MockInfo};
-use vramio::Reason;
+use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
+use vramio::gpu::mock::MockGpu;
+use vramio::{Context, GpuBuffer, PciAddress, Reason};
 
 use crate::failure::Failure;
 
 /// An open GPU.
 #[derive(Debug)]
 pub struct Gpu {
-    /// For now the test GPU is the only kind.
-    pub device: MockGpu,
+    kind: Kind,
     number: u32,
-    info: MockInfo,
+    address: Option<PciAddress>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// A test GPU.
+    Mock(MockGpu),
+    /// A CUDA device.
+    Cuda(CudaGpu),
+}
+
+/// Allocated GPU memory.
+#[derive(Debug)]
+pub struct Memory {
+    /// All of it.
+    pub buffer: GpuBuffer,
+    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
+    pub offset: u64,
+    /// What the buffer names by address.
+    _cuda: Option<CudaAlloc>,
 }
 
 /// A GPU as JSON.
@@ -26,14 +47,28 @@ pub struct GpuJson {
 }
 
 impl Gpu {
-    /// Opens `gpu:number`.
+    /// Opens `gpu:number`: the test GPU with this number, else the CUDA device.
     pub fn open(number: u32) -> Result<Self, Failure> {
-        let device = MockGpu::open(number)?;
-        let info = device.info()?;
+        let (kind, address) = match MockGpu::open(number) {
+            Ok(gpu) => {
+                let address = gpu.info()?.address;
+                (Kind::Mock(gpu), address)
+            }
+            Err(error) if error.reason == Reason::NoGpu => match CudaGpu::open(number) {
+                Ok(gpu) => {
+                    let address = gpu.address();
+                    (Kind::Cuda(gpu), address)
+                }
+                // Without CUDA, there is no GPU of any kind.
+                Err(none) if none.reason == Reason::NoCuda => return Err(error.into()),
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) => return Err(error.into()),
+        };
         Ok(Gpu {
-            device,
+            kind,
             number,
-            info,
+            address,
         })
     }
 
@@ -46,11 +81,46 @@ impl Gpu {
         }
     }
 
+    /// Allocates memory, a multiple of the page size in bytes.
+    pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
+        match &self.kind {
+            Kind::Mock(gpu) => {
+                let memory = gpu.alloc(size)?;
+                let offset = memory.offset();
+                Ok(Memory {
+                    buffer: GpuBuffer::from_memory(context, Arc::new(memory))?,
+                    offset,
+                    _cuda: None,
+                })
+            }
+            Kind::Cuda(gpu) => {
+                let memory = gpu.alloc(size)?;
+                let offset = memory.address();
+                // SAFETY: The allocation lives as long as the value, and nobody else
+                // has its address.
+                let buffer = unsafe { GpuBuffer::from_cuda(context, offset, size) }?;
+                Ok(Memory {
+                    buffer,
+                    offset,
+                    _cuda: Some(memory),
+                })
+            }
+        }
+    }
+
+    fn kind(&self) -> (&'static str, &'static str) {
+        match self.kind {
+            Kind::Mock(_) => ("mock", "mock GPU"),
+            Kind::Cuda(_) => ("cuda", "CUDA device"),
+        }
+    }
+
     /// Name, kind and place.
     pub fn describe(&self) -> String {
-        match self.info.address {
-            Some(address) => format!("gpu:{} (mock GPU, {address})", self.number),
-            None => format!("gpu:{} (mock GPU)", self.number),
+        let (_, kind) = self.kind();
+        match self.address {
+            Some(address) => format!("gpu:{} ({kind}, {address})", self.number),
+            None => format!("gpu:{} ({kind})", self.number),
         }
     }
 
@@ -58,8 +128,8 @@ impl Gpu {
     pub fn to_json(&self) -> GpuJson {
         GpuJson {
             name: format!("gpu:{}", self.number),
-            kind: "mock",
-            address: self.info.address.map(|address| address.to_string()),
+            kind: self.kind().0,
+            address: self.address.map(|address| address.to_string()),
         }
     }
 }

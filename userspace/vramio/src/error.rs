@@ -39,6 +39,12 @@ pub enum Operation {
     Move,
     /// Freeing GPU memory.
     Free,
+    /// Making a context.
+    Configure,
+    /// Making a buffer of GPU memory that somebody allocated.
+    Import,
+    /// Making written data durable.
+    Sync,
 }
 
 impl From<Direction> for Operation {
@@ -65,6 +71,9 @@ impl fmt::Display for Operation {
             Operation::Export => "export",
             Operation::Move => "move",
             Operation::Free => "free",
+            Operation::Configure => "configure",
+            Operation::Import => "import",
+            Operation::Sync => "sync",
         })
     }
 }
@@ -93,6 +102,8 @@ pub struct Error {
     pub reason: Code<Reason>,
     /// The room in the GPU's BAR, with [`Reason::BarFull`].
     pub bar: Option<Box<BarRoom>>,
+    /// The call of the GPU's driver and its answer, with [`Reason::CudaError`].
+    pub driver: Option<Box<str>>,
     explanation: Option<&'static Explanation>,
 }
 
@@ -139,6 +150,7 @@ impl Error {
             errno: None,
             reason: Reason::None.into(),
             bar: None,
+            driver: None,
             explanation: None,
         }
     }
@@ -186,6 +198,13 @@ impl Error {
         }
     }
 
+    pub(crate) fn with_driver(self, answer: impl Into<Box<str>>) -> Self {
+        Error {
+            driver: Some(answer.into()),
+            ..self
+        }
+    }
+
     pub(crate) fn explained(self, explanation: &'static Explanation) -> Self {
         Error {
             explanation: Some(explanation),
@@ -229,6 +248,9 @@ impl Error {
         line.push_str(&format!(": {}", self.sentence()));
         if let Some(bar) = &self.bar {
             line.push_str(&format!(": {bar}"));
+        }
+        if let Some(driver) = &self.driver {
+            line.push_str(&format!(": {driver}"));
         }
         let reason = (self.reason != Reason::None).then(|| self.reason.to_string());
         // The name of the constant, such as EINVAL.

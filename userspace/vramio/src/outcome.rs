@@ -33,15 +33,21 @@ impl fmt::Display for Direction {
 #[must_use = "a request may move fewer bytes than it was asked to"]
 pub struct Outcome {
     /// Bytes that moved. Exact. Fewer than asked for means that the file ended,
-    /// or that [`error`](Self::error) says why.
+    /// or that [`error`](Self::error) or [`reason`](Self::reason) says why.
     pub bytes: u64,
-    /// How they travelled.
+    /// How they travelled. If parts went different ways, the least direct of them;
+    /// [`Path::None`] if nothing travelled.
     pub path: Code<Path>,
-    /// Why a count is short, or the certainty below
-    /// [`Certainty::Consistent`]; else [`Reason::None`].
+    /// Why a count is short; else why not all of it went direct; else why the
+    /// certainty is below [`Certainty::Consistent`]; else [`Reason::None`].
     pub reason: Code<Reason>,
-    /// How sure [`path`](Self::path) is.
+    /// How sure [`path`](Self::path) and [`moved`](Self::moved) are.
     pub certainty: Code<Certainty>,
+    /// The bytes by path. Together with [`zeroed`](Self::zeroed) they are
+    /// [`bytes`](Self::bytes).
+    pub moved: Moved,
+    /// Bytes that lie in holes of the file: zeros, which nothing transferred.
+    pub zeroed: u64,
     /// Data bytes that the request submitted to block devices.
     pub submitted: u64,
     /// Of `bytes`, those that the submissions don't cover: the CPU wrote them
@@ -53,13 +59,160 @@ pub struct Outcome {
     pub parts: u32,
 }
 
+/// Bytes by the path that they took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    known: [u64; Path::ALL.len()],
+    unknown: u64,
+}
+
+impl Moved {
+    /// The bytes that took a path.
+    pub fn by(&self, path: Path) -> u64 {
+        self.known.get(path as usize).copied().unwrap_or(0)
+    }
+
+    /// The bytes that took a path that this crate doesn't know.
+    pub fn by_unknown(&self) -> u64 {
+        self.unknown
+    }
+
+    /// The bytes that went between drive and GPU memory by one DMA.
+    pub fn direct(&self) -> u64 {
+        let direct = Path::ALL.into_iter().filter(|path| path.is_direct());
+        direct.map(|path| self.by(path)).sum()
+    }
+
+    pub(crate) fn add(&mut self, path: Code<Path>, bytes: u64) {
+        let known = path
+            .known()
+            .and_then(|path| self.known.get_mut(path as usize));
+        *known.unwrap_or(&mut self.unknown) += bytes;
+    }
+}
+
+/// How far a path is from one DMA.
+fn indirection(path: Code<Path>) -> u32 {
+    match path.known() {
+        Some(Path::None) => 0,
+        Some(Path::DirectSwitch) => 1,
+        Some(Path::DirectHostBridge) => 2,
+        Some(Path::P2pdma) => 3,
+        None => 4,
+        Some(Path::CompatDirect) => 5,
+        Some(Path::CompatCache) => 6,
+    }
+}
+
+/// How much a certainty says for a path; nothing was moved where there is none.
+fn assurance(certainty: Code<Certainty>) -> u32 {
+    match certainty.known() {
+        Some(Certainty::Refuted) => 0,
+        None => 1,
+        Some(Certainty::Forecast) => 2,
+        Some(Certainty::Consistent) => 3,
+        Some(Certainty::None) => 4,
+    }
+}
+
+/// Nothing moved.
+impl Default for Outcome {
+    fn default() -> Self {
+        Outcome::nothing()
+    }
+}
+
 impl Outcome {
+    /// Nothing moved.
+    pub(crate) fn nothing() -> Self {
+        Outcome {
+            bytes: 0,
+            path: Path::None.into(),
+            reason: Reason::None.into(),
+            certainty: Certainty::None.into(),
+            moved: Moved::default(),
+            zeroed: 0,
+            submitted: 0,
+            uncovered: 0,
+            error: None,
+            parts: 0,
+        }
+    }
+
+    /// All bytes went one way.
+    pub fn of_path(path: Path, certainty: Certainty, bytes: u64) -> Self {
+        if bytes == 0 {
+            return Self::nothing();
+        }
+        let mut outcome = Self::nothing();
+        outcome.bytes = bytes;
+        outcome.path = path.into();
+        outcome.certainty = certainty.into();
+        outcome.moved.add(path.into(), bytes);
+        outcome
+    }
+
+    /// Bytes of a hole.
+    pub(crate) fn of_hole(bytes: u64) -> Self {
+        Outcome {
+            bytes,
+            zeroed: bytes,
+            ..Self::nothing()
+        }
+    }
+
+    /// Counts no more than `bytes` of them: the rest was asked for only because the
+    /// file ends inside a block. What is too much is taken from the least direct way.
+    pub fn capped(mut self, bytes: u64) -> Self {
+        let mut excess = self.bytes.saturating_sub(bytes);
+        self.bytes -= excess;
+        self.uncovered = self.uncovered.min(self.bytes);
+        let unknown = std::iter::once(&mut self.moved.unknown);
+        let ways = self.moved.known.iter_mut().rev().chain(unknown);
+        for way in ways.chain(std::iter::once(&mut self.zeroed)) {
+            let taken = excess.min(*way);
+            *way -= taken;
+            excess -= taken;
+        }
+        self
+    }
+
+    /// Adds what the next part of the same request did.
+    pub(crate) fn append(&mut self, next: &Outcome) {
+        self.bytes += next.bytes;
+        self.zeroed += next.zeroed;
+        self.submitted += next.submitted;
+        self.uncovered += next.uncovered;
+        self.parts += next.parts;
+        for path in Path::ALL {
+            self.moved.add(path.into(), next.moved.by(path));
+        }
+        self.moved.unknown += next.moved.unknown;
+        if indirection(next.path) > indirection(self.path) {
+            self.path = next.path;
+        }
+        if assurance(next.certainty) < assurance(self.certainty) {
+            self.certainty = next.certainty;
+        }
+        if next.error.is_some() {
+            self.error = next.error;
+            self.reason = next.reason;
+        } else if self.reason == Reason::None {
+            self.reason = next.reason;
+        }
+    }
+
     pub(crate) fn from_abi(io: &VramioIo) -> Self {
+        let path = Code::from_raw(io.path);
+        let mut moved = Moved::default();
+        moved.add(path, io.bytes);
         Outcome {
             bytes: io.bytes,
-            path: Code::from_raw(io.path),
+            path,
             reason: Code::from_raw(io.reason),
             certainty: Code::from_raw(io.certainty),
+            moved,
+            zeroed: 0,
             submitted: io.submitted,
             uncovered: io.uncovered,
             error: errno(io.error),
@@ -136,9 +289,13 @@ mod tests {
             parts: 7,
             ..VramioIo::default()
         };
+        let mut moved = Moved::default();
+        moved.add(Path::DirectSwitch.into(), 1 << 20);
         assert_eq!(
             Outcome::from_abi(&io),
             Outcome {
+                moved,
+                zeroed: 0,
                 bytes: 1 << 20,
                 path: Path::DirectSwitch.into(),
                 reason: Reason::CpuFilled.into(),
@@ -165,6 +322,48 @@ mod tests {
         assert_eq!(outcome.reason, Code::Unknown(1001));
         assert_eq!(outcome.certainty, Code::Unknown(1002));
         assert_eq!(outcome.error, Some(Errno::UnknownErrno));
+    }
+
+    #[test]
+    fn parts_add_up_to_what_is_least_sure_and_least_direct() {
+        let mut sum = Outcome::nothing();
+        sum.append(&Outcome::of_hole(10));
+        assert_eq!((sum.path, sum.bytes), (Path::None.into(), 10));
+        let mut direct = Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, 100);
+        sum.append(&direct);
+        assert_eq!(sum.path, Path::DirectSwitch);
+        assert_eq!(sum.certainty, Certainty::Consistent);
+        let mut compat = Outcome::of_path(Path::CompatDirect, Certainty::Forecast, 7);
+        compat.reason = Reason::UnalignedLength.into();
+        sum.append(&compat);
+        direct.error = Some(Errno::EIO);
+        direct.reason = Reason::IoError.into();
+        sum.append(&direct);
+        assert_eq!(sum.bytes, 217);
+        assert_eq!(sum.zeroed, 10);
+        assert_eq!(sum.moved.by(Path::DirectSwitch), 200);
+        assert_eq!(sum.moved.direct(), 200);
+        assert_eq!(sum.moved.by(Path::CompatDirect), 7);
+        assert_eq!(sum.path, Path::CompatDirect);
+        assert_eq!(sum.certainty, Certainty::Forecast);
+        assert_eq!(sum.reason, Reason::IoError);
+        assert_eq!(sum.error, Some(Errno::EIO));
+    }
+
+    #[test]
+    fn a_cap_takes_from_the_path() {
+        let outcome = Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, 512).capped(100);
+        assert_eq!((outcome.bytes, outcome.moved.direct()), (100, 100));
+        let mut mixed = Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, 512);
+        mixed.append(&Outcome::of_path(
+            Path::CompatCache,
+            Certainty::Consistent,
+            10,
+        ));
+        mixed.append(&Outcome::of_hole(5));
+        let mixed = mixed.capped(515);
+        assert_eq!(mixed.moved.by(Path::CompatCache), 0);
+        assert_eq!((mixed.moved.direct(), mixed.zeroed), (510, 5));
     }
 
     #[test]

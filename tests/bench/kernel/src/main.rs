@@ -20,7 +20,8 @@ use profile::Profile;
 use report::Report;
 use std::process::ExitCode;
 use submission::Submissions;
-use vramio_qemu::{modules, prepare};
+use vramio_qemu::modules::{self, Flavour};
+use vramio_qemu::prepare;
 
 /// Counts instructions per request.
 #[derive(Parser)]
@@ -56,7 +57,7 @@ fn run(cli: &Cli) -> Result<bool> {
     let filter = Filter::new(&cli.filter);
     let checkout = prepare::checkout()?;
     let prepared = prepare::prepare(series, false)?;
-    let modules = modules::build(&prepared, false)?;
+    let modules = modules::build(&prepared, Flavour::Plain)?;
     let bench = Bench::new(prepared, &modules)?;
 
     let mut report = Report::new();

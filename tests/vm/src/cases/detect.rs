@@ -65,6 +65,7 @@ pub fn cases() -> Vec<Case> {
         body: Body::Alone(run),
         smoke: false,
         stock: false,
+        lane: None,
         on: On::Debug,
     };
     vec![

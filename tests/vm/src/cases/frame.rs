@@ -45,6 +45,7 @@ pub fn cases() -> Vec<Case> {
             smoke: false,
             stock: true,
             on: On::Stock,
+            lane: None,
         },
     ]
 }

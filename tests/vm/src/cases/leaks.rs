@@ -11,7 +11,7 @@ use vramio_qemu::debug;
 
 /// The cases.
 pub fn cases() -> Vec<Case> {
-    Kind::ALL
+    Kind::DEBUG
         .into_iter()
         .map(|kind| Case::new(format!("leaks/{}", kind.name()), kind, nothing).on(On::Debug))
         .collect()

@@ -3,24 +3,21 @@
 //! Refusals: each with its errno and its reason, before anything moves, and the
 //! same from the probe.
 
-use crate::context::{Buffer, Context};
-use crate::filesystem::{self, FileSystem};
+use crate::context::Context;
+use crate::filesystem::FileSystem;
 use crate::fleet::{self, Kind};
 use crate::lane::Case;
-use anyhow::{anyhow, ensure, Context as _, Result};
+use crate::refusal::{expect, Setup, Way, PAGE};
+use crate::stack;
+use anyhow::{ensure, Context as _, Result};
 use libc::{E2BIG, EBADF, EFAULT, EINVAL, EISDIR, ENOENT, ENOTTY, EOPNOTSUPP, EOVERFLOW, ERANGE};
-use vramio_abi::{
-    Certainty, Path, Reason, VramioInfo, VramioIo, VramioProbe, VRAMIO_IOC_INFO, VRAMIO_IOC_READ,
-    VRAMIO_IOC_TYPE, VRAMIO_PROBE_WRITE,
-};
+use vramio_abi::{Reason, VramioInfo, VramioIo, VRAMIO_IOC_INFO, VRAMIO_IOC_READ, VRAMIO_IOC_TYPE};
 use vramio_guest::file::FilePlan;
 use vramio_guest::protocol::{IoctlResult, Op};
 use vramio_qemu::guest::Session;
-use vramio_qemu::oracle::POISON;
 use vramio_qemu::remote::{self, Abi};
 
 const MIB: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 
 /// The cases.
 pub fn cases() -> Vec<Case> {
@@ -33,135 +30,10 @@ pub fn cases() -> Vec<Case> {
         case("descriptors", descriptors).smoke(),
         case("alignment", alignment).smoke(),
         case("file-systems", file_systems),
-        case("journalled-data", journalled_data),
-        case("loop-device", loop_device),
-        case("device-mapper", device_mapper),
     ];
     cases.push(Case::new("refuse/distance", Kind::Apart, distance));
+    cases.push(Case::new("refuse/swiotlb", Kind::Bounced, bounced));
     cases
-}
-
-/// What a request is refused with.
-#[derive(Clone, Copy, Debug)]
-struct Expected {
-    errno: i32,
-    reason: Reason,
-}
-
-fn expect(errno: i32, reason: Reason) -> Expected {
-    Expected { errno, reason }
-}
-
-/// Which way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Read,
-    Write,
-}
-
-/// A buffer full of poison, and what may be asked of it.
-struct Setup<'a, 'b> {
-    context: &'a mut Context<'b>,
-    buffer: Buffer,
-}
-
-impl<'a, 'b> Setup<'a, 'b> {
-    fn new(context: &'a mut Context<'b>) -> Result<Self> {
-        let buffer = context.buffer(MIB)?;
-        let memory = buffer.offset..buffer.offset + buffer.len;
-        context.vm.vram.poison(&memory)?;
-        Ok(Self { context, buffer })
-    }
-
-    fn session(&self) -> &Session {
-        &self.context.session
-    }
-
-    /// A request for a page at the start of a file.
-    fn request(&self, fd: i32) -> VramioIo {
-        VramioIo {
-            fd,
-            buffer: self.buffer.id,
-            len: PAGE,
-            ..VramioIo::default()
-        }
-    }
-
-    /// The request is refused, and so is the probe's question about it.
-    fn refused(&self, what: &str, way: Way, request: VramioIo, expected: Expected) -> Result<()> {
-        self.request_is_refused(what, way, request, expected)?;
-        let probe = VramioProbe {
-            flags: match way {
-                Way::Read => 0,
-                Way::Write => VRAMIO_PROBE_WRITE,
-            },
-            fd: request.fd,
-            buffer: request.buffer,
-            file_offset: request.file_offset,
-            buffer_offset: request.buffer_offset,
-            len: request.len,
-            ..VramioProbe::default()
-        };
-        let answer = self.buffer.device.probe(probe)?;
-        // What leaves nothing to ask about fails; else the answer is a refusal.
-        let (errno, reason) = if answer.errno == 0 {
-            (answer.out.error, answer.out.reason)
-        } else {
-            (answer.errno, answer.out.reason)
-        };
-        ensure!(
-            (errno, reason) == (expected.errno, expected.reason as u32),
-            "{what}: the probe says {answer:?}, expected {expected:?}"
-        );
-        ensure!(
-            answer.errno != 0 || answer.out.path == Path::None as u32,
-            "{what}: a path for a request that is refused: {answer:?}"
-        );
-        Ok(())
-    }
-
-    fn request_is_refused(
-        &self,
-        what: &str,
-        way: Way,
-        request: VramioIo,
-        expected: Expected,
-    ) -> Result<()> {
-        let answer = match way {
-            Way::Read => self.buffer.device.read(request)?,
-            Way::Write => self.buffer.device.write(request)?,
-        };
-        let out = answer.out;
-        ensure!(
-            (answer.errno, out.reason) == (expected.errno, expected.reason as u32),
-            "{what}: {answer:?}, expected {expected:?}"
-        );
-        ensure!(
-            (out.bytes, out.submitted, out.uncovered, out.path, out.parts) == (0, 0, 0, 0, 0),
-            "{what}: a refused request left {out:?}"
-        );
-        Ok(())
-    }
-
-    /// Nothing came into the GPU's memory.
-    fn untouched(&self) -> Result<()> {
-        let found = self
-            .context
-            .vm
-            .vram
-            .read(self.buffer.offset, self.buffer.len)?;
-        match found.iter().position(|byte| *byte != POISON) {
-            None => Ok(()),
-            Some(at) => Err(anyhow!("a refused request wrote byte {at}")),
-        }
-    }
-
-    /// A dense file of a MiB.
-    fn file(&self, fs: FileSystem) -> Result<String> {
-        let path = format!("{}/refuse", filesystem::mounted(fs, self.context)?);
-        self.session().make(&FilePlan::dense(&path, 51, MIB))?;
-        Ok(path)
-    }
 }
 
 /// Sizes, flags and reserved members.
@@ -440,16 +312,29 @@ fn file_systems(context: &mut Context<'_>) -> Result<()> {
     let open = |path: &str, flags| session.open(path, flags);
     let memory = expect(EOPNOTSUPP, Reason::Tmpfs);
     let unknown = expect(EOPNOTSUPP, Reason::FileSystem);
+    let tmpfs = memory.due_to("tmpfs");
     let cases = [
-        ("tmpfs", open("/tmp/refuse", libc::O_RDWR)?, memory),
+        ("tmpfs", open("/tmp/refuse", libc::O_RDWR)?, tmpfs),
         (
             "tmpfs with O_DIRECT",
             open("/tmp/refuse", libc::O_RDWR | libc::O_DIRECT)?,
-            memory,
+            tmpfs,
         ),
-        ("the first root", open("/refuse", libc::O_RDWR)?, memory),
-        ("sysfs", open("/sys/kernel/notes", libc::O_RDONLY)?, unknown),
-        ("proc", open("/proc/version", libc::O_RDONLY)?, unknown),
+        (
+            "the first root",
+            open("/refuse", libc::O_RDWR)?,
+            memory.due_to("rootfs"),
+        ),
+        (
+            "sysfs",
+            open("/sys/kernel/notes", libc::O_RDONLY)?,
+            unknown.due_to("sysfs"),
+        ),
+        (
+            "proc",
+            open("/proc/version", libc::O_RDONLY)?,
+            unknown.due_to("proc"),
+        ),
     ];
     for (what, fd, expected) in cases {
         setup.refused(what, Way::Read, setup.request(fd), expected)?;
@@ -457,133 +342,39 @@ fn file_systems(context: &mut Context<'_>) -> Result<()> {
     setup.untouched()
 }
 
-/// With journalled data ext4 goes by the page cache.
-fn journalled_data(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
-    let session = setup.session();
-    let device = setup.context.vm.device(fleet::RAW)?;
-    let path = "/mnt/journal/file";
-    session.run(&["modprobe", "ext4"])?;
-    session.run(&["mkfs.ext4", "-q", "-F", &device])?;
-    session.mount(&device, "/mnt/journal", "ext4", 0, "data=journal")?;
-    session.make(&FilePlan::dense(path, 55, MIB))?;
-    for flags in [libc::O_RDWR, libc::O_RDWR | libc::O_DIRECT] {
-        let fd = session.open(path, flags)?;
-        for way in [Way::Read, Way::Write] {
-            setup.refused(
-                "journalled data",
-                way,
-                setup.request(fd),
-                expect(EOPNOTSUPP, Reason::DataJournal),
-            )?;
-        }
-        session.close(fd)?;
-    }
-    session.umount("/mnt/journal")?;
-    setup.untouched()
-}
-
-/// A loop device, and a file system on it.
-fn loop_device(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
-    let session = setup.session();
-    let dir = filesystem::mounted(FileSystem::Ext4, setup.context)?;
-    let backing = format!("{dir}/backing");
-    session.run(&["modprobe", "loop"])?;
-    session.run(&["fallocate", "-l", "64M", &backing])?;
-    let device = session.run(&["losetup", "-f"])?.trim().to_owned();
-    session.run(&["losetup", &device, &backing])?;
-    session.run(&["mkfs.ext4", "-q", "-F", &device])?;
-    session.mount(&device, "/mnt/loop", "ext4", 0, "")?;
-    let path = "/mnt/loop/file";
-    session.make(&FilePlan::dense(path, 53, MIB))?;
-    for path in [&device, path] {
-        let fd = session.open(path, libc::O_RDONLY)?;
-        setup.refused(
-            path,
-            Way::Read,
-            setup.request(fd),
-            expect(EOPNOTSUPP, Reason::LoopDevice),
-        )?;
-        session.close(fd)?;
-    }
-    session.umount("/mnt/loop")?;
-    session.run(&["losetup", "-d", &device])?;
-    session.run(&["rm", &backing])?;
-    setup.untouched()
-}
-
-/// Device mapper on the raw disk: a target that passes pages on is taken, and read
-/// right; any other is refused, also when it replaces the first below an open file.
-fn device_mapper(context: &mut Context<'_>) -> Result<()> {
-    let setup = Setup::new(context)?;
-    let session = setup.session();
-    let disk = setup.context.vm.device(fleet::RAW)?;
-    session.run(&["modprobe", "dm_mod"])?;
-    let dmsetup = |arguments: &[&str]| {
-        let mut command = vec!["dmsetup", "--noudevsync", "--noudevrules"];
-        command.extend(arguments);
-        session.run(&command)
-    };
-    let linear = format!("0 65536 linear {disk} 8");
-    dmsetup(&["create", "vramio", "--table", &linear])?;
-    let found = session
-        .call::<Vec<String>>(Op::List {
-            path: "/sys/block".to_owned(),
-        })?
-        .into_iter()
-        .find(|name| name.starts_with("dm-"))
-        .context("there is no device mapper disk")?;
-    let fd = session.open(&format!("/dev/{found}"), libc::O_RDWR)?;
-
-    let content = vramio_guest::pattern::bytes(57, 0, PAGE as usize);
-    setup
-        .context
-        .vm
-        .image(fleet::RAW)?
-        .write(8 * 512, &content)?;
-    let answer = setup.buffer.device.read(setup.request(fd))?;
-    let out = answer.ok(|out| out.reason)?;
-    ensure!(
-        (out.bytes, out.certainty) == (PAGE, Certainty::Consistent as u32),
-        "{out:?}"
-    );
-    let memory = setup.context.vm.vram.read(setup.buffer.offset, PAGE)?;
-    ensure!(memory == content, "the GPU's memory is not the disk's");
-    let range = setup.buffer.offset..setup.buffer.offset + PAGE;
-    setup.context.vm.vram.poison(&range)?;
-
-    dmsetup(&["suspend", "vramio"])?;
-    dmsetup(&["load", "vramio", "--table", "0 65536 error"])?;
-    dmsetup(&["resume", "vramio"])?;
-    for way in [Way::Read, Way::Write] {
-        setup.refused(
-            "dm error",
-            way,
-            setup.request(fd),
-            expect(EOPNOTSUPP, Reason::DmTarget),
-        )?;
-    }
-    session.close(fd)?;
-    dmsetup(&["remove", "vramio"])?;
-    setup.untouched()
-}
-
 /// Devices that cannot reach each other.
 fn distance(context: &mut Context<'_>) -> Result<()> {
     let setup = Setup::new(context)?;
-    let mut paths = vec![setup.context.vm.device(fleet::RAW)?];
-    paths.push(setup.file(FileSystem::Ext4)?);
-    for path in paths {
-        let fd = setup.session().open(&path, libc::O_RDWR)?;
-        for way in [Way::Read, Way::Write] {
-            setup.refused(
-                &path,
-                way,
-                setup.request(fd),
-                expect(EOPNOTSUPP, Reason::HostBridge),
-            )?;
-        }
+    let disk = setup.context.vm.device(fleet::RAW)?;
+    let expected =
+        expect(EOPNOTSUPP, Reason::HostBridge).due_to(&root_port(setup.session(), &disk)?);
+    for path in [disk, setup.file(FileSystem::Ext4)?] {
+        setup.path_is_refused(&path, libc::O_RDWR, expected)?;
     }
     setup.untouched()
+}
+
+/// Where the kernel would bounce the data in host RAM, which it refuses for peer
+/// memory, and then tries again for ever.
+fn bounced(context: &mut Context<'_>) -> Result<()> {
+    let setup = Setup::new(context)?;
+    let raw = setup.context.vm.device(fleet::RAW)?;
+    let disk = setup.context.vm.device(fleet::EXT4)?;
+    for (path, disk) in [(&raw, &raw), (&setup.file(FileSystem::Ext4)?, &disk)] {
+        let expected = expect(EOPNOTSUPP, Reason::Swiotlb).due_to(stack::name(disk));
+        setup.path_is_refused(path, libc::O_RDWR, expected)?;
+    }
+    setup.untouched()
+}
+
+/// The address of the port that leads to a disk's controller.
+fn root_port(session: &Session, disk: &str) -> Result<String> {
+    let path = session.run(&[
+        "readlink",
+        "-f",
+        &format!("/sys/block/{}", stack::name(disk)),
+    ])?;
+    // /sys/devices/pci0000:00/0000:00:02.0/...
+    let port = path.split('/').nth(4);
+    Ok(port.context("the disk is on no PCI device")?.to_owned())
 }

@@ -2,7 +2,6 @@
 
 //! `vramio cp`: checks first, then moves, then says how it went.
 
-mod memory;
 mod report;
 mod tally;
 mod transfer;
@@ -11,15 +10,14 @@ use std::fs::File;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use vramio::{Device, Direction, Reason, Verdict};
+use vramio::{Config, Context, Direction, Options, Policy, Reason, Verdict};
 
 use crate::args::{CpArgs, Job};
 use crate::failure::Failure;
 use crate::file::{self, Destination};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, Memory};
 use crate::output;
 use crate::signal::Signals;
-use memory::Memory;
 use report::Report;
 use transfer::{Plan, Transfer};
 
@@ -73,9 +71,9 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
         (size, rest) => return Err(beyond_the_end(job, offset, size, rest)),
     };
 
-    let device = Device::open()?;
+    let context = context(args)?;
     let gpu = Gpu::open(job.gpu)?;
-    let align = accepted(job, device.probe(&file, Direction::Read)?)?;
+    let align = align(job, &context, &file)?;
     let plan = Plan {
         direction: Direction::Read,
         file_offset: offset,
@@ -85,14 +83,15 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
         to_the_end: size == rest,
     };
     check_lengths(job, &plan)?;
-    let memory = Memory::new(&device, &gpu, plan.span())?;
+    let memory = allocate(&context, &gpu, plan.span())?;
+    let file = vramio::File::from_fd(&context, &file)?;
     check_first_request(job, &plan, &memory, &file)?;
     let transfer = carry_out(args, &plan, &memory, &file, signals);
     Ok(Report {
         args,
         plan,
         gpu,
-        gpu_offset: memory.offset(),
+        gpu_offset: memory.offset,
         transfer,
     })
 }
@@ -101,13 +100,13 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
 fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report<'a>, Failure> {
     let size = args.size.unwrap_or(0);
     let offset = args.file_offset.unwrap_or(0);
-    let device = Device::open()?;
+    let context = context(args)?;
     let gpu = Gpu::open(job.gpu)?;
-    let memory = Memory::new(&device, &gpu, size)?;
+    let memory = allocate(&context, &gpu, size)?;
 
     // From here on the file may exist; it is removed again if a check fails.
     let destination = Destination::open(job.file)?;
-    let align = accepted(job, device.probe(destination.file(), Direction::Write)?)?;
+    let align = align(job, &context, destination.file())?;
     let plan = Plan {
         direction: Direction::Write,
         file_offset: offset,
@@ -118,16 +117,51 @@ fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Repor
     };
     check_lengths(job, &plan)?;
     destination.check_room(offset.saturating_add(size))?;
-    check_first_request(job, &plan, &memory, destination.file())?;
-    let file = destination.begin(args.file_offset.is_none())?;
+    let file = vramio::File::from_fd(&context, destination.file())?;
+    check_first_request(job, &plan, &memory, &file)?;
+    destination.begin(args.file_offset.is_none())?;
     let transfer = carry_out(args, &plan, &memory, &file, signals);
     Ok(Report {
         args,
         plan,
         gpu,
-        gpu_offset: memory.offset(),
+        gpu_offset: memory.offset,
         transfer,
     })
+}
+
+/// The context of the copy. With a strict policy there has to be a module.
+fn context(args: &CpArgs) -> Result<Context, Failure> {
+    let mut config = Config::default();
+    config.policy = args.policy;
+    let context = Context::with_config(config)?;
+    if args.policy == Policy::Strict {
+        context.device().map_err(Clone::clone)?;
+    }
+    Ok(context)
+}
+
+/// GPU memory for a copy.
+fn allocate(context: &Context, gpu: &Gpu, span: u64) -> Result<Memory, Failure> {
+    // An empty copy, too, shows that there is a way to the GPU.
+    let size = span.max(1).checked_next_multiple_of(PAGE).ok_or_else(|| {
+        Failure::reason("register", gpu.describe(), Reason::Overflow.into(), None)
+    })?;
+    gpu.alloc(context, size)
+}
+
+/// GPU memory is allocated in multiples of this, bytes.
+const PAGE: u64 = 4096;
+
+/// What requests on the file must be multiples of: nothing, where all that does not fit
+/// may go through host memory.
+fn align(job: &Job<'_>, context: &Context, file: &File) -> Result<u64, Failure> {
+    match context.device() {
+        Ok(device) if context.config().policy == Policy::Strict => {
+            accepted(job, device.probe(file, job.direction)?)
+        }
+        _ => Ok(1),
+    }
 }
 
 /// The alignment of a file that the module takes.
@@ -185,19 +219,16 @@ fn check_first_request(
     job: &Job<'_>,
     plan: &Plan,
     memory: &Memory,
-    file: &File,
+    file: &vramio::File,
 ) -> Result<(), Failure> {
-    let Some(piece) = plan.piece(0, memory.window()) else {
+    let Some(piece) = plan.piece(0) else {
         return Ok(());
     };
-    let (buffer, buffer_offset) = memory.at(piece.position);
-    let verdict = buffer.probe(
-        job.direction,
-        file,
-        plan.file_offset,
-        buffer_offset,
-        piece.ask,
-    )?;
+    if file.policy() != Policy::Strict {
+        return Ok(());
+    }
+    let (buffer, at) = (&memory.buffer, piece.position);
+    let verdict = file.probe(job.direction, buffer, plan.file_offset, at, piece.ask)?;
     accepted(job, verdict).map(drop)
 }
 
@@ -206,17 +237,24 @@ fn carry_out(
     args: &CpArgs,
     plan: &Plan,
     memory: &Memory,
-    file: &File,
+    file: &vramio::File,
     signals: &Signals,
 ) -> Transfer {
     let progress = progress(args, plan.size);
     let transfer = transfer::run(
         plan,
-        memory.window(),
         |piece| {
-            let (buffer, buffer_offset) = memory.at(piece.position);
-            let file_offset = plan.file_offset + piece.position;
-            buffer.transfer(plan.direction, file, file_offset, buffer_offset, piece.ask)
+            let at = piece.position;
+            let offset = plan.file_offset + at;
+            let options = Options::default();
+            file.transfer(
+                plan.direction,
+                &memory.buffer,
+                offset,
+                at,
+                piece.ask,
+                &options,
+            )
         },
         |bytes| progress.set_position(bytes),
         || signals.caught(),

@@ -114,6 +114,9 @@ impl Report<'_> {
                 )
             })),
         }
+        if tally.zeroed > 0 {
+            lines.push(format!("zeros of holes: {} bytes", tally.zeroed));
+        }
         lines.extend(tally.reasons.iter().map(|tally| {
             format!(
                 "reason: {}, {} bytes: {}; fix: {}",
@@ -144,6 +147,7 @@ impl Report<'_> {
             parts: tally.parts,
             submitted: tally.submitted,
             uncovered: tally.uncovered,
+            zeroed: tally.zeroed,
             certainty: tally.certainty().to_string(),
             paths: tally
                 .paths
@@ -188,6 +192,7 @@ pub struct ReportJson {
     parts: u64,
     submitted: u64,
     uncovered: u64,
+    zeroed: u64,
     certainty: String,
     paths: Vec<PathJson>,
     reasons: Vec<ReasonJson>,

@@ -13,6 +13,8 @@ pub struct Tally {
     pub submitted: u64,
     /// Bytes that the CPU wrote.
     pub uncovered: u64,
+    /// Bytes that lie in holes: zeros, which nothing transferred.
+    pub zeroed: u64,
     /// Requests.
     pub requests: u64,
     /// Parts that the module split them into.
@@ -52,27 +54,32 @@ impl Tally {
         self.bytes += outcome.bytes;
         self.submitted += outcome.submitted;
         self.uncovered += outcome.uncovered;
+        self.zeroed += outcome.zeroed;
         self.requests += 1;
         self.parts += u64::from(outcome.parts);
 
-        if outcome.bytes > 0 {
-            self.add_path(outcome);
+        for path in Path::ALL {
+            self.add_path(path.into(), outcome.moved.by(path), outcome.certainty);
         }
+        self.add_path(outcome.path, outcome.moved.by_unknown(), outcome.certainty);
         if outcome.reason != Reason::None {
             self.add_reason(outcome);
         }
     }
 
-    fn add_path(&mut self, outcome: &Outcome) {
-        match self.paths.iter_mut().find(|p| p.path == outcome.path) {
+    fn add_path(&mut self, path: Code<Path>, bytes: u64, certainty: Code<Certainty>) {
+        if bytes == 0 {
+            return;
+        }
+        match self.paths.iter_mut().find(|p| p.path == path) {
             Some(tally) => {
-                tally.certainty = worse(tally.certainty, outcome.certainty);
-                tally.bytes += outcome.bytes;
+                tally.certainty = worse(tally.certainty, certainty);
+                tally.bytes += bytes;
             }
             None => self.paths.push(PathTally {
-                path: outcome.path,
-                certainty: outcome.certainty,
-                bytes: outcome.bytes,
+                path,
+                certainty,
+                bytes,
             }),
         }
     }
@@ -131,14 +138,11 @@ mod tests {
 
     fn outcome(path: Path, certainty: Certainty, reason: Reason, uncovered: u64) -> Outcome {
         Outcome {
-            bytes: 4096,
-            path: path.into(),
             reason: reason.into(),
-            certainty: certainty.into(),
             submitted: 4096 - uncovered,
             uncovered,
-            error: None,
             parts: 2,
+            ..Outcome::of_path(path, certainty, 4096)
         }
     }
 
@@ -167,10 +171,7 @@ mod tests {
     fn a_request_that_moved_nothing_took_no_path() {
         let mut tally = Tally::default();
         let nothing = outcome(Path::None, Certainty::None, Reason::IoError, 0);
-        tally.add(&Outcome {
-            bytes: 0,
-            ..nothing
-        });
+        tally.add(&nothing.capped(0));
         assert!(tally.paths.is_empty());
         assert_eq!(tally.reasons.len(), 1);
         assert_eq!(tally.requests, 1);

@@ -43,10 +43,10 @@ impl Plan {
         self.size.next_multiple_of(self.align)
     }
 
-    /// The request at `position`, which does not cross a multiple of `window`.
-    pub fn piece(&self, position: u64, window: u64) -> Option<Piece> {
+    /// The request at `position`.
+    pub fn piece(&self, position: u64) -> Option<Piece> {
         let rest = self.size.saturating_sub(position);
-        let want = rest.min(self.chunk).min(window - position % window);
+        let want = rest.min(self.chunk);
         let ask = if self.to_the_end && want == rest {
             want.next_multiple_of(self.align)
         } else {
@@ -94,7 +94,6 @@ pub enum End {
 /// Carries out a plan request by request.
 pub fn run(
     plan: &Plan,
-    window: u64,
     mut request: impl FnMut(Piece) -> Result<Outcome, Error>,
     progress: impl Fn(u64),
     signal: impl Fn() -> Option<u8>,
@@ -102,7 +101,7 @@ pub fn run(
     let begin = Instant::now();
     let mut tally = Tally::default();
     let mut end = End::Complete;
-    while let Some(piece) = plan.piece(tally.bytes, window) {
+    while let Some(piece) = plan.piece(tally.bytes) {
         if let Some(signal) = signal() {
             end = End::Signal(signal);
             break;
@@ -115,7 +114,7 @@ pub fn run(
             }
         };
         // A file that has grown meanwhile may give more than the copy is to hold.
-        outcome.bytes = outcome.bytes.min(piece.want);
+        outcome = outcome.capped(piece.want);
         tally.add(&outcome);
         progress(tally.bytes);
         if let Some(errno) = outcome.error {
@@ -145,8 +144,6 @@ mod tests {
 
     use super::*;
 
-    const WINDOW: u64 = 1 << 40;
-
     fn plan(size: u64, to_the_end: bool) -> Plan {
         Plan {
             direction: Direction::Read,
@@ -160,14 +157,9 @@ mod tests {
 
     fn moved(bytes: u64) -> Outcome {
         Outcome {
-            bytes,
-            path: Path::DirectSwitch.into(),
-            reason: Reason::None.into(),
-            certainty: Certainty::Consistent.into(),
             submitted: bytes,
-            uncovered: 0,
-            error: None,
             parts: 1,
+            ..Outcome::of_path(Path::DirectSwitch, Certainty::Consistent, bytes)
         }
     }
 
@@ -182,7 +174,6 @@ mod tests {
         let last = Cell::new(0);
         let transfer = run(
             &plan,
-            WINDOW,
             |piece| {
                 pieces.borrow_mut().push(piece);
                 Ok(moved(piece.want))
@@ -209,27 +200,8 @@ mod tests {
     }
 
     #[test]
-    fn pieces_stay_inside_a_window() {
-        let plan = plan(3000 * 512, false);
-        let window = 1300 * 512;
-        let mut position = 0;
-        while let Some(piece) = plan.piece(position, window) {
-            let last = piece.position + piece.want - 1;
-            assert_eq!(piece.position / window, last / window);
-            position += piece.want;
-        }
-        assert_eq!(position, 3000 * 512);
-    }
-
-    #[test]
     fn an_empty_copy_makes_no_request() {
-        let transfer = run(
-            &plan(0, true),
-            WINDOW,
-            |_| Err(refusal()),
-            |_| (),
-            || Some(2),
-        );
+        let transfer = run(&plan(0, true), |_| Err(refusal()), |_| (), || Some(2));
         assert!(matches!(transfer.end, End::Complete));
         assert_eq!(transfer.tally.bytes, 0);
     }
@@ -238,7 +210,6 @@ mod tests {
     fn a_refusal_keeps_what_moved_before() {
         let transfer = run(
             &plan(2000 * 512, false),
-            WINDOW,
             |piece| match piece.position {
                 0 => Ok(moved(piece.want)),
                 _ => Err(refusal()),
@@ -254,7 +225,6 @@ mod tests {
     fn an_error_inside_a_request_counts_its_bytes() {
         let transfer = run(
             &plan(1000 * 512, false),
-            WINDOW,
             |_| {
                 Ok(Outcome {
                     error: Some(Errno::EIO),
@@ -278,7 +248,6 @@ mod tests {
         for bytes in [0, 4096] {
             let transfer = run(
                 &plan(1000 * 512, true),
-                WINDOW,
                 |_| Ok(moved(bytes)),
                 |_| (),
                 || None,
@@ -292,7 +261,6 @@ mod tests {
     fn a_file_that_grew_gives_no_more_than_asked() {
         let transfer = run(
             &plan(1000, true),
-            WINDOW,
             |piece| Ok(moved(piece.ask)),
             |_| (),
             || None,
@@ -306,7 +274,6 @@ mod tests {
         let requests = Cell::new(0);
         let transfer = run(
             &plan(3000 * 512, false),
-            WINDOW,
             |piece| {
                 requests.set(requests.get() + 1);
                 Ok(moved(piece.want))

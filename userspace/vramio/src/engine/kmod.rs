@@ -3,7 +3,9 @@
 //! The kernel module: the calls of `/dev/vramio`, each filled in, made, and
 //! turned into a result or an error.
 
+use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::errno::Errno;
 use vramio_abi::{
@@ -11,11 +13,256 @@ use vramio_abi::{
     VramioUnregister, VRAMIO_PROBE_WRITE,
 };
 
+use super::{Engine, Job};
+use crate::buffer::Buffer;
 use crate::code::Code;
+use crate::device::Device;
 use crate::error::{descriptor_name, BarRoom, Error, Operation};
+use crate::file::Target;
 use crate::ioctl::{self, size_of};
+use crate::memory::{Kind, Memory, Registered};
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::pci::PciAddress;
+use crate::plan::{self, Limits};
+
+/// The alignment that is assumed where the module names none, bytes.
+const USUAL_ALIGN: u64 = 4096;
+
+/// The engine: requests of a context that go through the module.
+#[derive(Debug)]
+pub(crate) struct Kmod {
+    device: Device,
+    /// What the module said of a file, in a direction, with a piece of memory.
+    verdicts: Mutex<HashMap<(u64, u64, Direction), Limits>>,
+}
+
+/// All of a piece of memory, in registrations no larger than the module takes.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    windows: Vec<Buffer>,
+    /// Bytes of each window but the last.
+    window: u64,
+}
+
+impl Registration {
+    fn new(device: &Device, memory: &Memory) -> Result<Self, Error> {
+        let info = device.info();
+        let align = u64::from(info.registration_align.max(1));
+        let most = info.max_registration_bytes;
+        // No window ends between two of a file's blocks.
+        let window = match most {
+            _ if memory.len() <= most => memory.len(),
+            most if most >= WINDOW_UNIT => most - most % WINDOW_UNIT,
+            most => (most - most % align).max(align),
+        };
+        let ranges = || {
+            (0..memory.len())
+                .step_by(usize::try_from(window.max(1)).unwrap_or(usize::MAX))
+                .map(|start| start..memory.len().min(start + window))
+        };
+        let windows: Result<Vec<Buffer>, Error> = match &memory.kind {
+            Kind::Mapped(mapped) => ranges()
+                .map(|range| device.register_range(mapped.clone(), range))
+                .collect(),
+            Kind::DmaBuf { fd, gpu } => ranges()
+                .map(|range| device.register_dmabuf_range(fd, *gpu, range))
+                .collect(),
+            Kind::Cuda(memory) => {
+                let (dmabuf, gpu, lead) = memory.export()?;
+                ranges()
+                    .map(|range| {
+                        let range = range.start + lead..range.end + lead;
+                        device.register_dmabuf_range(&dmabuf, gpu, range)
+                    })
+                    .collect()
+            }
+            Kind::Host(_) => {
+                Err(Error::new(Operation::Register, memory.name()).with_reason(Reason::HostMemory))
+            }
+        };
+        Ok(Registration {
+            windows: windows?,
+            window: window.max(1),
+        })
+    }
+
+    /// The window that holds `at`, the offset in it, and how much of it follows.
+    fn place(&self, at: u64) -> Option<(&Buffer, u64, u64)> {
+        let window = self.windows.get(usize::try_from(at / self.window).ok()?)?;
+        let inside = at % self.window;
+        Some((window, inside, window.size().saturating_sub(inside)))
+    }
+}
+
+/// Windows are multiples of this, bytes.
+const WINDOW_UNIT: u64 = 2 << 20;
+
+impl Kmod {
+    pub(crate) fn open() -> Result<Self, Error> {
+        Ok(Kmod {
+            device: Device::open()?,
+            verdicts: Mutex::new(HashMap::new()),
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The memory's registration; made when it is first asked for. What the module does
+    /// not take is not offered again.
+    fn registration(&self, memory: &Memory) -> Result<Arc<Registration>, Error> {
+        match &*memory
+            .registration
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            Registered::Yes(registration) => return Ok(registration.clone()),
+            Registered::Refused(error) => return Err(error.clone()),
+            Registered::No => {}
+        }
+        let mut registered = memory
+            .registration
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*registered {
+            Registered::Yes(registration) => return Ok(registration.clone()),
+            Registered::Refused(error) => return Err(error.clone()),
+            Registered::No => {}
+        }
+        match Registration::new(&self.device, memory) {
+            Ok(registration) => {
+                let registration = Arc::new(registration);
+                *registered = Registered::Yes(registration.clone());
+                Ok(registration)
+            }
+            Err(error) => {
+                *registered = Registered::Refused(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// Asks the module about a request, the first part of it if it needs several.
+    pub(crate) fn probe(
+        &self,
+        target: &Target,
+        memory: &Memory,
+        request: &plan::Request,
+    ) -> Result<Verdict, Error> {
+        let registration = self.registration(memory)?;
+        let Some((buffer, inside, rest)) = registration.place(request.buffer_offset) else {
+            return Err(Error::new(Operation::Probe, memory.name())
+                .with_range(request.buffer_offset, request.len)
+                .with_reason(Reason::OutOfRange));
+        };
+        let len = request.len.min(rest);
+        let file = target.fd();
+        buffer.probe(request.direction, file, request.file_offset, inside, len)
+    }
+
+    fn key(job: &Job) -> (u64, u64, Direction) {
+        (job.target.id, job.memory.id, job.request.direction)
+    }
+
+    /// What was known of the way no longer holds.
+    fn forget(&self, job: &Job, error: &Error) {
+        self.verdicts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&Self::key(job));
+        if matches!(error.errno, Some(Errno::ESTALE | Errno::ENODEV)) {
+            *job.memory
+                .registration
+                .write()
+                .unwrap_or_else(PoisonError::into_inner) = Registered::No;
+        }
+    }
+}
+
+impl Engine for Kmod {
+    fn offer(&self, job: &Job) -> Result<Limits, Error> {
+        let key = Self::key(job);
+        let verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(limits) = verdicts.get(&key) {
+            return Ok(*limits);
+        }
+        drop(verdicts);
+        let refused = |reason: Code<Reason>, errno: Option<Errno>| {
+            let error = Error::new(
+                job.request.direction.into(),
+                descriptor_name(job.target.fd()),
+            )
+            .with_range(job.request.file_offset, job.request.len)
+            .with_buffer_offset(job.request.buffer_offset)
+            .with_reason(reason);
+            match errno {
+                Some(errno) => error.with_errno(errno),
+                None => error,
+            }
+        };
+        let whole = plan::Request {
+            file_offset: 0,
+            buffer_offset: 0,
+            len: 0,
+            ..job.request
+        };
+        let verdict = self.probe(&job.target, &job.memory, &whole)?;
+        if verdict.is_refused() || !verdict.path.is_direct() {
+            return Err(refused(verdict.reason, verdict.error));
+        }
+        let limits = Limits {
+            file_align: verdict.offset_align.map_or(USUAL_ALIGN, u64::from),
+            memory_align: verdict.mem_align.map_or(USUAL_ALIGN, u64::from),
+            cap: u64::MAX,
+        };
+        self.verdicts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, limits);
+        Ok(limits)
+    }
+
+    fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
+        let registration = self.registration(&job.memory)?;
+        let plan::Request {
+            direction,
+            file_offset,
+            buffer_offset,
+            len,
+        } = job.request;
+        let mut sum = Outcome::nothing();
+        while sum.bytes < len {
+            let at = sum.bytes;
+            let Some((buffer, inside, rest)) = registration.place(buffer_offset + at) else {
+                break;
+            };
+            let ask = rest.min(len - at);
+            if ask == 0 {
+                break;
+            }
+            let part = buffer.transfer(direction, job.target.fd(), file_offset + at, inside, ask);
+            match part {
+                Ok(outcome) => {
+                    sum.append(&outcome);
+                    if outcome.bytes < ask {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    self.forget(job, &error);
+                    if at == 0 {
+                        return Err(error);
+                    }
+                    sum.error = Some(error.errno.unwrap_or(Errno::EIO));
+                    sum.reason = error.reason;
+                    break;
+                }
+            }
+        }
+        Ok(sum)
+    }
+}
 
 /// A piece of a file and the piece of a registration that belongs to it.
 #[derive(Clone, Copy, Debug)]

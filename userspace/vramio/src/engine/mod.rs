@@ -3,4 +3,60 @@
 //! What moves the data. An engine carries out a request or refuses it with a
 //! reason; it never falls back by itself.
 
+pub(crate) mod compat;
 pub(crate) mod kmod;
+
+use std::sync::Arc;
+
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::file::Target;
+use crate::memory::Memory;
+use crate::outcome::Outcome;
+use crate::plan::{Limits, Request};
+
+/// A request for an engine. Its offsets in GPU memory count from the start of `memory`.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) target: Arc<Target>,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) request: Request,
+    pub(crate) cancel: Option<Cancel>,
+    /// What the caller's CUDA stream has queued comes first.
+    pub(crate) after: Option<Stream>,
+}
+
+impl Job {
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
+    }
+}
+
+/// A CUDA stream (`cudaStream_t`, `CUstream`) of the caller, by address.
+///
+/// Null is the default stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(pub(crate) usize);
+
+impl Stream {
+    /// The stream with this handle.
+    ///
+    /// # Safety
+    ///
+    /// It is a stream of the context that the buffer's memory belongs to, and stays one
+    /// while requests name it.
+    pub unsafe fn from_raw(handle: *mut std::ffi::c_void) -> Self {
+        Stream(handle.expose_provenance())
+    }
+}
+
+/// One way for data to go.
+pub(crate) trait Engine {
+    /// Whether it takes requests of this kind, as far as is known beforehand, and within
+    /// which limits.
+    fn offer(&self, job: &Job) -> Result<Limits, Error>;
+
+    /// Carries out a request within the limits. The count is exact; what ends it early
+    /// is in the outcome when bytes moved, else it is the error.
+    fn transfer(&self, job: &Job) -> Result<Outcome, Error>;
+}

@@ -2,6 +2,7 @@
 
 //! GPU memory, by vendor.
 
+pub mod cuda;
 pub mod mock;
 
 use std::fmt::Debug;

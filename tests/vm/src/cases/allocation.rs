@@ -33,7 +33,7 @@ const MOST: u32 = 1500;
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |name: String, run: Run| {
-        let name = format!("failures/{name}");
+        let name = format!("allocation/{name}");
         cases.push(Case::new(name, Kind::Default, run).on(On::Debug));
     };
     add("open".to_owned(), Box::new(open));
@@ -257,7 +257,7 @@ impl Pair {
             }
             Target::File(fs) => {
                 let dir = crate::filesystem::mounted(fs, context)?;
-                let plan = FilePlan::dense(&format!("{dir}/failures"), 1, LEN);
+                let plan = FilePlan::dense(&format!("{dir}/allocation"), 1, LEN);
                 session.make(&plan)?;
                 let extents = session.extents(&plan.path)?;
                 (plan.path, extents)

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! CUDA as a hand-written program uses it: a context that is current in the thread,
+//! pinned buffers, streams and events.
+
+use std::ffi::c_void;
+
+use anyhow::{ensure, Result};
+use cudarc::driver::sys;
+use sys::{CUcontext, CUevent, CUresult, CUstream};
+
+fn check(result: CUresult) -> Result<()> {
+    ensure!(result == CUresult::CUDA_SUCCESS, "CUDA says {result:?}");
+    Ok(())
+}
+
+/// The primary context of device 0.
+#[derive(Clone, Copy)]
+pub struct Ctx(CUcontext);
+
+// SAFETY: A context may be used from any thread.
+unsafe impl Send for Ctx {}
+// SAFETY: As above.
+unsafe impl Sync for Ctx {}
+
+impl Ctx {
+    /// Takes it, and keeps it for the life of the program.
+    pub fn new() -> Result<Self> {
+        let mut ctx = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the calls.
+        unsafe {
+            check(sys::cuInit(0))?;
+            check(sys::cuDevicePrimaryCtxRetain(&mut ctx, 0))?;
+        }
+        Ok(Ctx(ctx))
+    }
+
+    /// Makes it current in this thread.
+    pub fn enter(self) -> Result<()> {
+        // SAFETY: The context is retained.
+        check(unsafe { sys::cuCtxSetCurrent(self.0) })
+    }
+}
+
+/// Pinned host memory.
+pub struct Pinned {
+    start: *mut c_void,
+    len: usize,
+}
+
+// SAFETY: The memory belongs to the value.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Allocates it. A context is current.
+    pub fn new(len: usize) -> Result<Self> {
+        let mut start = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the call.
+        check(unsafe { sys::cuMemHostAlloc(&mut start, len, 0) })?;
+        Ok(Pinned { start, len })
+    }
+
+    /// Its bytes.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: The memory belongs to the value; the callers wait for copies before
+        // they take it again.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast::<u8>(), self.len) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: `new` allocated it.
+        let _ = unsafe { sys::cuMemFreeHost(self.start) };
+    }
+}
+
+/// A stream with events.
+pub struct Stream {
+    stream: CUstream,
+    events: Vec<CUevent>,
+}
+
+// SAFETY: Streams and events may be used from any thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// Makes it. A context is current.
+    pub fn new(events: usize) -> Result<Self> {
+        let mut made = Stream {
+            stream: std::ptr::null_mut(),
+            events: Vec::new(),
+        };
+        // SAFETY: The pointers are valid during the calls.
+        unsafe {
+            check(sys::cuStreamCreate(&mut made.stream, 1))?;
+            for _ in 0..events {
+                let mut event = std::ptr::null_mut();
+                check(sys::cuEventCreate(&mut event, 2))?;
+                made.events.push(event);
+            }
+        }
+        Ok(made)
+    }
+
+    /// Copies into device memory.
+    pub fn copy_in(&self, to: u64, from: &mut Pinned, len: usize) -> Result<()> {
+        // SAFETY: The memory is pinned, and stays until the caller has waited.
+        check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.start, len, self.stream) })
+    }
+
+    /// Marks what was queued so far.
+    pub fn mark(&self, event: usize) -> Result<()> {
+        // SAFETY: Both are the value's.
+        check(unsafe { sys::cuEventRecord(self.events[event], self.stream) })
+    }
+
+    /// Waits for a mark.
+    pub fn wait(&self, event: usize) -> Result<()> {
+        // SAFETY: The event is the value's.
+        check(unsafe { sys::cuEventSynchronize(self.events[event]) })
+    }
+
+    /// Waits for everything.
+    pub fn finish(&self) -> Result<()> {
+        // SAFETY: The stream is the value's.
+        check(unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: `new` made them.
+        unsafe {
+            for event in &self.events {
+                let _ = sys::cuEventDestroy_v2(*event);
+            }
+            let _ = sys::cuStreamDestroy_v2(self.stream);
+        }
+    }
+}
+
+/// How long the question for an allocation's number takes, nanoseconds.
+pub fn buffer_id_cost(address: u64) -> Result<f64> {
+    const ROUNDS: u32 = 200_000;
+    let begin = std::time::Instant::now();
+    for _ in 0..ROUNDS {
+        let mut id = 0u64;
+        // SAFETY: The attribute is 64 bits wide.
+        check(unsafe {
+            sys::cuPointerGetAttribute(
+                (&raw mut id).cast::<c_void>(),
+                sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                address,
+            )
+        })?;
+    }
+    Ok(begin.elapsed().as_nanos() as f64 / f64::from(ROUNDS))
+}

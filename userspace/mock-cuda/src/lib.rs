@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Test only: CUDA's driver library, as far as vramio and its clients use it, without a
+//! GPU.
+//!
+//! Device memory is host memory behind addresses that the CPU can't use. Streams are
+//! threads, so copies are under way at the same time as the program, in the order of
+//! their stream alone. As with the real driver, addresses are used again after a free,
+//! and every allocation has a number of its own.
+//!
+//! It is stricter than the real one where that finds mistakes: copies need a current
+//! context, which must be the stream's; what the real driver would do wrongly without a
+//! word is counted ([`mock_cuda_faults`]).
+
+mod context;
+mod memory;
+mod stream;
+mod switch;
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+use switch::enter;
+
+/// A device address.
+pub type DevicePtr = u64;
+
+/// `CUDA_SUCCESS`.
+const SUCCESS: u32 = 0;
+/// `CUDA_ERROR_INVALID_VALUE`.
+const INVALID_VALUE: u32 = 1;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+/// `CUDA_ERROR_INVALID_DEVICE`.
+const INVALID_DEVICE: u32 = 101;
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const INVALID_CONTEXT: u32 = 201;
+/// `CUDA_ERROR_INVALID_HANDLE`.
+const INVALID_HANDLE: u32 = 400;
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: u32 = 600;
+/// `CUDA_ERROR_ILLEGAL_ADDRESS`.
+const ILLEGAL_ADDRESS: u32 = 700;
+/// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
+const ALREADY_REGISTERED: u32 = 712;
+/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+const NOT_REGISTERED: u32 = 713;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
+
+type Done = Result<(), u32>;
+
+/// Defines functions of the driver: each may be told to fail, and gives its result as a
+/// number.
+macro_rules! driver {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) $body:block)*) => {
+        $(
+            /// A function of the CUDA driver.
+            ///
+            /// # Safety
+            ///
+            /// As with the driver's: every pointer is null or valid for what is read
+            /// or written there.
+            #[no_mangle]
+            #[allow(non_snake_case)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> u32 {
+                let run = || -> Done { $body };
+                match enter(stringify!($name)).and_then(|()| run()) {
+                    Ok(()) => SUCCESS,
+                    Err(code) => code,
+                }
+            }
+        )*
+    };
+}
+
+/// Writes an output of a call.
+fn put<T>(to: *mut T, value: T) -> Done {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: The driver's caller passes null or a valid pointer.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Writes a C string of at most `len` bytes.
+fn put_text(to: *mut c_char, len: c_int, text: &str) -> Done {
+    let len = usize::try_from(len).unwrap_or(0);
+    if to.is_null() || len <= text.len() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: The driver's caller passes a buffer of that length.
+    unsafe {
+        to.cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), text.len());
+        to.add(text.len()).write(0);
+    }
+    Ok(())
+}
+
+driver! {
+    fn cuInit(flags: c_uint) {
+        if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+    }
+    fn cuDriverGetVersion(version: *mut c_int) {
+        put(version, 13000)
+    }
+    fn cuGetErrorName(code: c_uint, name: *mut *const c_char) {
+        let _ = code;
+        put(name, c"CUDA_ERROR_OF_THE_MOCK".as_ptr())
+    }
+    fn cuDeviceGetCount(count: *mut c_int) {
+        put(count, context::DEVICES)
+    }
+    fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
+        context::device(ordinal)?;
+        put(device, ordinal)
+    }
+    fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
+        context::device(device)?;
+        put_text(name, len, "mock CUDA device")
+    }
+    fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_int) {
+        context::device(device)?;
+        put_text(id, len, &format!("0000:{:02x}:00.0", device + 1))
+    }
+    fn cuDevicePrimaryCtxRetain(ctx: *mut *mut c_void, device: c_int) {
+        put(ctx, context::retain(device)?)
+    }
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
+        context::release(device)
+    }
+    fn cuCtxGetId(ctx: *mut c_void, id: *mut u64) {
+        put(id, context::id(ctx)?)
+    }
+    fn cuCtxGetCurrent(ctx: *mut *mut c_void) {
+        put(ctx, context::current())
+    }
+    fn cuCtxSetCurrent(ctx: *mut c_void) {
+        context::set(ctx)
+    }
+    fn cuCtxPushCurrent_v2(ctx: *mut c_void) {
+        context::push(ctx)
+    }
+    fn cuCtxPopCurrent_v2(ctx: *mut *mut c_void) {
+        put(ctx, context::pop()?)
+    }
+    fn cuCtxSynchronize() {
+        context::need()?;
+        stream::synchronize_all()
+    }
+    fn cuMemAlloc_v2(address: *mut DevicePtr, len: usize) {
+        put(address, memory::alloc(context::need()?, len)?)
+    }
+    fn cuMemFree_v2(address: DevicePtr) {
+        // The real driver, too, waits for what is under way.
+        stream::synchronize_all()?;
+        memory::free(address)
+    }
+    fn cuMemHostAlloc(start: *mut *mut c_void, len: usize, flags: c_uint) {
+        let _ = flags;
+        context::need()?;
+        put(start, memory::alloc_pinned(len)?)
+    }
+    fn cuMemFreeHost(start: *mut c_void) {
+        stream::synchronize_all()?;
+        memory::free_pinned(start.addr())
+    }
+    fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
+        let _ = flags;
+        context::need()?;
+        memory::register(start.addr(), len)
+    }
+    fn cuMemHostUnregister(start: *mut c_void) {
+        context::need()?;
+        memory::unregister(start.addr())
+    }
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: DevicePtr) {
+        memory::attribute(data, attribute, address)
+    }
+    fn cuPointerSetAttribute(data: *const c_void, attribute: c_uint, address: DevicePtr) {
+        let _ = data;
+        memory::find(address).filter(|_| attribute == memory::SYNC_MEMOPS).map(drop).ok_or(INVALID_VALUE)
+    }
+    fn cuMemGetHandleForAddressRange(
+        handle: *mut c_void,
+        address: DevicePtr,
+        len: usize,
+        kind: c_uint,
+        flags: u64
+    ) {
+        // Host memory has no dma-buf.
+        let _ = (handle, address, len, kind, flags);
+        Err(NOT_SUPPORTED)
+    }
+    fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) {
+        let _ = flags;
+        put(stream, stream::create(context::need()?))
+    }
+    fn cuStreamDestroy_v2(stream: *mut c_void) {
+        stream::destroy(stream)
+    }
+    fn cuStreamSynchronize(stream: *mut c_void) {
+        stream::find(stream)?.synchronize()
+    }
+    fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) {
+        let _ = flags;
+        let wait = stream::event(event)?.recorded();
+        stream::find(stream)?.post(stream::Work::Wait(wait))
+    }
+    fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) {
+        let _ = flags;
+        context::need()?;
+        put(event, stream::create_event())
+    }
+    fn cuEventDestroy_v2(event: *mut c_void) {
+        stream::destroy_event(event)
+    }
+    fn cuEventRecord(event: *mut c_void, stream: *mut c_void) {
+        let mark = stream::event(event)?.record();
+        stream::find(stream)?.post(stream::Work::Record(mark))
+    }
+    fn cuEventSynchronize(event: *mut c_void) {
+        stream::event(event)?.recorded().wait();
+        stream::fault()
+    }
+    fn cuEventQuery(event: *mut c_void) {
+        if stream::event(event)?.recorded().is_done() { stream::fault() } else { Err(NOT_READY) }
+    }
+    fn cuMemcpyHtoDAsync_v2(to: DevicePtr, from: *const c_void, len: usize, stream: *mut c_void) {
+        context::need()?;
+        memory::expect_pinned(from.addr(), len);
+        let copy = memory::Copy::to_device(to, from.cast::<u8>(), len);
+        stream::find(stream)?.post(stream::Work::Copy(copy))
+    }
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: DevicePtr, len: usize, stream: *mut c_void) {
+        context::need()?;
+        memory::expect_pinned(to.addr(), len);
+        let copy = memory::Copy::to_host(to.cast::<u8>(), from, len);
+        stream::find(stream)?.post(stream::Work::Copy(copy))
+    }
+    fn cuMemsetD8Async(to: DevicePtr, value: u8, len: usize, stream: *mut c_void) {
+        context::need()?;
+        stream::find(stream)?.post(stream::Work::Copy(memory::Copy::fill(to, value, len)))
+    }
+    fn cuMemcpyHtoD_v2(to: DevicePtr, from: *const c_void, len: usize) {
+        context::need()?;
+        memory::Copy::to_device(to, from.cast::<u8>(), len).run()
+    }
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: DevicePtr, len: usize) {
+        context::need()?;
+        memory::Copy::to_host(to.cast::<u8>(), from, len).run()
+    }
+}
+
+/// Lets the function with this name fail with `code`, once, after it worked `skip`
+/// times.
+///
+/// # Safety
+///
+/// `name` is a C string.
+#[no_mangle]
+pub unsafe extern "C" fn mock_cuda_fail(name: *const c_char, skip: u32, code: u32) {
+    // SAFETY: As the caller promises.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) };
+    switch::fail(&name.to_string_lossy(), skip, code);
+}
+
+/// Lets everything on streams begin up to so many microseconds late, at random.
+#[no_mangle]
+pub extern "C" fn mock_cuda_delay(microseconds: u64) {
+    switch::delay(microseconds);
+}
+
+/// Mistakes so far: copies outside of live allocations, and copies of memory that is not
+/// pinned.
+#[no_mangle]
+pub extern "C" fn mock_cuda_faults() -> u64 {
+    switch::faults()
+}
+
+/// How often a function was called.
+///
+/// # Safety
+///
+/// `name` is a C string.
+#[no_mangle]
+pub unsafe extern "C" fn mock_cuda_calls(name: *const c_char) -> u64 {
+    // SAFETY: As the caller promises.
+    let name = unsafe { std::ffi::CStr::from_ptr(name) };
+    switch::calls(&name.to_string_lossy())
+}

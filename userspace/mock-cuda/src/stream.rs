@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Streams, each a thread of its own, and events.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use crate::{context, memory, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
+
+/// What fails on a stream fails everything from then on, as with the real driver.
+static FAULT: AtomicU32 = AtomicU32::new(0);
+static STATE: LazyLock<Mutex<State>> = LazyLock::new(Default::default);
+
+#[derive(Default)]
+struct State {
+    streams: HashMap<usize, Arc<Stream>>,
+    events: HashMap<usize, Arc<Event>>,
+    next: usize,
+}
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a stream does.
+pub(crate) enum Work {
+    Copy(memory::Copy),
+    Record(Mark),
+    Wait(Mark),
+}
+
+/// A stream: what is posted is done in that order.
+pub(crate) struct Stream {
+    ctx: usize,
+    work: Sender<Work>,
+}
+
+impl Stream {
+    fn start(ctx: usize) -> Self {
+        let (work, posted) = channel::<Work>();
+        // It ends when the stream is dropped.
+        thread::spawn(move || {
+            for work in posted {
+                match work {
+                    Work::Copy(copy) => {
+                        switch::pause();
+                        if let Err(code) = copy.run() {
+                            FAULT.store(code, Relaxed);
+                        }
+                    }
+                    Work::Record(mark) => mark.done(),
+                    Work::Wait(mark) => mark.wait(),
+                }
+            }
+        });
+        Stream { ctx, work }
+    }
+
+    pub(crate) fn post(&self, work: Work) -> Done {
+        fault()?;
+        if self.ctx != context::current().addr() {
+            return Err(INVALID_CONTEXT);
+        }
+        self.work.send(work).map_err(|_| INVALID_HANDLE)
+    }
+
+    pub(crate) fn synchronize(&self) -> Done {
+        let event = Event::default();
+        let mark = event.record();
+        self.work
+            .send(Work::Record(mark.clone()))
+            .map_err(|_| INVALID_HANDLE)?;
+        mark.wait();
+        fault()
+    }
+}
+
+/// What went wrong on a stream, if something did.
+pub(crate) fn fault() -> Done {
+    match FAULT.load(Relaxed) {
+        0 => Ok(()),
+        code => Err(code),
+    }
+}
+
+/// An event: how often it was recorded, and how many of these are done.
+#[derive(Default)]
+pub(crate) struct Event {
+    state: Arc<(Mutex<(u64, u64)>, Condvar)>,
+}
+
+/// One recording of an event.
+#[derive(Clone)]
+pub(crate) struct Mark {
+    state: Arc<(Mutex<(u64, u64)>, Condvar)>,
+    number: u64,
+}
+
+impl Event {
+    pub(crate) fn record(&self) -> Mark {
+        let mut state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0 += 1;
+        Mark {
+            state: self.state.clone(),
+            number: state.0,
+        }
+    }
+
+    /// The last recording; one that never was counts as done.
+    pub(crate) fn recorded(&self) -> Mark {
+        let state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Mark {
+            state: self.state.clone(),
+            number: state.0,
+        }
+    }
+}
+
+impl Mark {
+    fn done(&self) {
+        let mut state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.1 = state.1.max(self.number);
+        self.state.1.notify_all();
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.state
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .1
+            >= self.number
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.1 < self.number {
+            state = self
+                .state
+                .1
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn pointer(value: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(value)
+}
+
+pub(crate) fn create(ctx: *mut c_void) -> *mut c_void {
+    let mut state = lock();
+    state.next += 16;
+    let handle = state.next;
+    state
+        .streams
+        .insert(handle, Arc::new(Stream::start(ctx.addr())));
+    pointer(handle)
+}
+
+/// The stream with this handle. Null is the default stream of the current context.
+pub(crate) fn find(handle: *mut c_void) -> Result<Arc<Stream>, u32> {
+    if handle.is_null() {
+        let ctx = context::need()?;
+        let mut state = lock();
+        let stream = state
+            .streams
+            .entry(ctx.addr())
+            .or_insert_with(|| Arc::new(Stream::start(ctx.addr())));
+        return Ok(stream.clone());
+    }
+    lock()
+        .streams
+        .get(&handle.addr())
+        .cloned()
+        .ok_or(INVALID_HANDLE)
+}
+
+pub(crate) fn destroy(handle: *mut c_void) -> Done {
+    lock()
+        .streams
+        .remove(&handle.addr())
+        .map(drop)
+        .ok_or(INVALID_HANDLE)
+}
+
+pub(crate) fn synchronize_all() -> Done {
+    let streams: Vec<_> = lock().streams.values().cloned().collect();
+    streams.iter().try_for_each(|stream| stream.synchronize())
+}
+
+pub(crate) fn create_event() -> *mut c_void {
+    let mut state = lock();
+    state.next += 16;
+    let handle = state.next;
+    state.events.insert(handle, Arc::new(Event::default()));
+    pointer(handle)
+}
+
+pub(crate) fn event(handle: *mut c_void) -> Result<Arc<Event>, u32> {
+    lock()
+        .events
+        .get(&handle.addr())
+        .cloned()
+        .ok_or(INVALID_HANDLE)
+}
+
+pub(crate) fn destroy_event(handle: *mut c_void) -> Done {
+    lock()
+        .events
+        .remove(&handle.addr())
+        .map(drop)
+        .ok_or(INVALID_HANDLE)
+}

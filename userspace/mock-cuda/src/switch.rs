@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What tests can set and ask.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+static DELAY: AtomicU64 = AtomicU64::new(0);
+static RANDOM: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+
+#[derive(Default)]
+struct State {
+    calls: HashMap<&'static str, u64>,
+    /// By function: how often it still works, and what it then fails with.
+    failures: HashMap<String, (u32, u32)>,
+}
+
+fn lock() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A function is called.
+pub(crate) fn enter(name: &'static str) -> Result<(), u32> {
+    let mut guard = lock();
+    let state = guard.get_or_insert_default();
+    *state.calls.entry(name).or_default() += 1;
+    match state.failures.get_mut(name) {
+        Some((0, code)) => {
+            let code = *code;
+            state.failures.remove(name);
+            Err(code)
+        }
+        Some((skip, _)) => {
+            *skip -= 1;
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn fail(name: &str, skip: u32, code: u32) {
+    let mut guard = lock();
+    let state = guard.get_or_insert_default();
+    state.failures.insert(name.to_owned(), (skip, code));
+}
+
+pub(crate) fn calls(name: &str) -> u64 {
+    let mut guard = lock();
+    let state = guard.get_or_insert_default();
+    state.calls.get(name).copied().unwrap_or(0)
+}
+
+pub(crate) fn delay(microseconds: u64) {
+    DELAY.store(microseconds, Relaxed);
+}
+
+/// Something on a stream begins.
+pub(crate) fn pause() {
+    let most = DELAY.load(Relaxed);
+    if most == 0 {
+        return;
+    }
+    // Any sequence will do: a step of a Weyl sequence, mixed.
+    let step = RANDOM.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
+    let mixed = (step ^ (step >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33;
+    thread::sleep(Duration::from_micros(mixed % most));
+}
+
+/// A mistake was made.
+pub(crate) fn mistake() {
+    FAULTS.fetch_add(1, Relaxed);
+}
+
+pub(crate) fn faults() -> u64 {
+    FAULTS.load(Relaxed)
+}

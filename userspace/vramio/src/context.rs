@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What requests have in common: configuration, engines, counters.
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use vramio_abi::Reason;
+
+use crate::config::Config;
+use crate::device::Device;
+use crate::engine::compat::Compat;
+use crate::engine::kmod::Kmod;
+use crate::error::{Error, Operation};
+use crate::gpu::cuda;
+use crate::process::Owner;
+use crate::stats::{Snapshot, Stats};
+
+/// Configuration, engines and counters of a set of files and buffers. Copies share it.
+///
+/// It belongs to the process that made it: in a child of `fork` every call fails with
+/// [`Reason::ForeignProcess`], and the parent notices nothing. The child makes its own.
+#[derive(Clone, Debug)]
+pub struct Context {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    config: Config,
+    owner: Owner,
+    pub(crate) kmod: Result<Kmod, Error>,
+    pub(crate) compat: Compat,
+    pub(crate) stats: Stats,
+}
+
+impl Context {
+    /// A context with the default configuration.
+    ///
+    /// That there is no kernel module, or no GPU, is no error here: see
+    /// [`device`](Self::device).
+    ///
+    /// # Errors
+    ///
+    /// None today; a configuration may come from outside.
+    pub fn new() -> Result<Self, Error> {
+        Self::with_config(Config::default())
+    }
+
+    /// A context with this configuration.
+    ///
+    /// # Errors
+    ///
+    /// The configuration is contradictory.
+    pub fn with_config(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let kmod = if config.direct {
+            Kmod::open()
+        } else {
+            Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
+        };
+        Ok(Context {
+            inner: Arc::new(Inner {
+                compat: Compat::new(&config),
+                config,
+                owner: Owner::current(),
+                kmod,
+                stats: Stats::new(),
+            }),
+        })
+    }
+
+    /// What it was told.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// The kernel module.
+    ///
+    /// # Errors
+    ///
+    /// Why nothing can go through it.
+    pub fn device(&self) -> Result<&Device, &Error> {
+        self.inner.kmod.as_ref().map(Kmod::device)
+    }
+
+    /// The CUDA driver's version, such as 13000, if there is one.
+    pub fn cuda_version(&self) -> Option<u32> {
+        cuda::driver_version()
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> Snapshot {
+        self.inner.stats.snapshot()
+    }
+
+    /// Refuses the calls of a child of `fork`.
+    pub(crate) fn check_process(&self, operation: Operation) -> Result<(), Error> {
+        if self.inner.owner.is_current() {
+            return Ok(());
+        }
+        Err(Error::new(operation, "the parent's context")
+            .with_errno(Errno::EPERM)
+            .with_reason(Reason::ForeignProcess))
+    }
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Through host memory: the page cache where it has the data, direct I/O where it has
+//! not, staging buffers, and the GPU's copy engine, all at the same time.
+//!
+//! A request is cut into pieces. The caller's thread takes one after the other; for a
+//! large request worker threads take pieces, too. Each thread has one staging buffer in
+//! [`SLOTS`] slots, so that it fills one slot while the copy engine empties the others.
+//! The caller never depends on a worker: without one it takes all pieces itself.
+
+mod cache;
+mod pool;
+mod read;
+mod run;
+mod write;
+
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use vramio_abi::Reason;
+
+use super::{Engine, Job};
+use crate::config::Config;
+use crate::error::{Error, Operation};
+use crate::gpu::cuda::SLOTS;
+use crate::memory::Kind;
+use crate::outcome::{Direction, Outcome};
+use crate::plan::Limits;
+use pool::{NoSlab, Pool};
+use run::Run;
+
+/// Pieces of a request that many threads work on are at least this long, bytes.
+const LEAST_PIECE: u64 = 256 << 10;
+
+/// The engine.
+#[derive(Debug)]
+pub(crate) struct Compat {
+    pool: Arc<Pool>,
+    threads: usize,
+    split: u64,
+    /// The longest piece, bytes: a slot of a staging buffer.
+    slot: u64,
+}
+
+impl Compat {
+    pub(crate) fn new(config: &Config) -> Self {
+        Compat {
+            pool: Arc::new(Pool::new(
+                config.slab_bytes,
+                config.staging_bytes,
+                config.staging_wait,
+            )),
+            threads: config.threads,
+            split: config.split_bytes,
+            slot: (config.slab_bytes / SLOTS) as u64,
+        }
+    }
+
+    /// Fills the job's part of GPU memory with zeros.
+    pub(crate) fn zero(&self, job: &Job) -> Result<(), Error> {
+        let at = job.request.buffer_offset;
+        let len = usize::try_from(job.request.len)
+            .map_err(|_| error(job, Errno::EOVERFLOW).with_reason(Reason::Overflow))?;
+        if let Some(start) = job.memory.mapped() {
+            // SAFETY: The request lies inside the memory, which stays as long as the
+            // job, and nothing else uses this part of it meanwhile.
+            unsafe { start.wrapping_add(at as usize).write_bytes(0, len) };
+            return Ok(());
+        }
+        let Kind::Cuda(memory) = &job.memory.kind else {
+            return Err(error(job, Errno::EOPNOTSUPP).with_reason(Reason::NoCopy));
+        };
+        let fault = |fault: crate::gpu::cuda::Fault| {
+            fault.into_error(job.request.direction.into(), job.memory.name())
+        };
+        let _entered = memory.ctx().enter().map_err(fault)?;
+        let mut lease = self.take(job)?;
+        let Some(slab) = lease.slab() else {
+            return Err(error(job, Errno::ENOMEM));
+        };
+        let lane = slab.lane(memory.ctx()).map_err(fault)?;
+        lane.zero(memory.address() + at, len)
+            .and_then(|()| lane.finish())
+            .map_err(fault)
+    }
+
+    fn take(&self, job: &Job) -> Result<pool::Lease, Error> {
+        self.pool.take().map_err(|no| match no {
+            NoSlab::Exhausted => error(job, Errno::EBUSY)
+                .with_reason(Reason::PoolExhausted)
+                .with_driver(self.pool.limits()),
+            NoSlab::Memory(errno) => error(job, errno).with_reason(Reason::NoMemory),
+        })
+    }
+
+    /// How many threads, and how long their pieces are.
+    fn division(&self, len: u64) -> (usize, u64) {
+        if len < self.split || self.threads == 1 {
+            return (1, self.slot);
+        }
+        let fair = (len / self.threads as u64).max(1).next_power_of_two();
+        let piece = fair.clamp(LEAST_PIECE.min(self.slot), self.slot);
+        let pieces = usize::try_from(len.div_ceil(piece)).unwrap_or(usize::MAX);
+        (self.threads.min(pieces), piece)
+    }
+}
+
+impl Engine for Compat {
+    fn offer(&self, job: &Job) -> Result<Limits, Error> {
+        if let Kind::DmaBuf { .. } = job.memory.kind {
+            return Err(error(job, Errno::EOPNOTSUPP).with_reason(Reason::NoCopy));
+        }
+        Ok(Limits {
+            file_align: 1,
+            memory_align: 1,
+            cap: u64::MAX,
+        })
+    }
+
+    fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
+        self.offer(job)?;
+        let (mut threads, piece) = self.division(job.request.len);
+        if job.request.direction == Direction::Write && threads > 1 {
+            // Beyond the end of the file pieces are written in order, so that a failure
+            // leaves no gap behind what is reported.
+            let size = job.target.size().map_err(|errno| error(job, errno))?;
+            if job.request.file_offset + job.request.len > size {
+                threads = 1;
+            }
+        }
+        let unstaged = job.request.direction == Direction::Read
+            && job.memory.mapped().is_some()
+            && job.target.filesystem.in_memory;
+        // The caller's buffer is there before the workers take theirs.
+        let lease = if unstaged {
+            None
+        } else {
+            Some(self.take(job)?)
+        };
+        Run::new(job.clone(), self.pool.clone(), piece).carry_out(lease, threads)
+    }
+}
+
+/// A failure of the job, with what the kernel said.
+fn error(job: &Job, errno: Errno) -> Error {
+    let operation: Operation = job.request.direction.into();
+    let reason = match errno {
+        Errno::ENOSPC | Errno::EDQUOT => Reason::NoSpace,
+        Errno::EFBIG => Reason::FileSize,
+        Errno::EIO => Reason::IoError,
+        _ => Reason::None,
+    };
+    Error::new(operation, crate::error::descriptor_name(job.target.fd()))
+        .with_range(job.request.file_offset, job.request.len)
+        .with_buffer_offset(job.request.buffer_offset)
+        .with_errno(errno)
+        .with_reason(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_requests_stay_in_the_callers_thread() {
+        let compat = Compat::new(&Config {
+            threads: 8,
+            ..Config::default()
+        });
+        assert_eq!(compat.division(0), (1, 2 << 20));
+        assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
+        assert_eq!(compat.division(2 << 20), (8, 256 << 10));
+        assert_eq!(compat.division(6 << 20), (6, 1 << 20));
+        assert_eq!(compat.division(1 << 40), (8, 2 << 20));
+    }
+}

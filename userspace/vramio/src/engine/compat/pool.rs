@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! A bounded pool of staging buffers.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::mman::{madvise, mmap_anonymous, munmap, MapFlags, MmapAdvise, ProtFlags};
+
+use crate::gpu::cuda::{self, Ctx, Fault, Lane};
+use crate::process::Owner;
+
+/// Staging buffers, made when they are needed, up to a limit.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    slab_bytes: usize,
+    limit: usize,
+    wait: Duration,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The one used last comes first: its memory is warm.
+    free: Vec<Slab>,
+    made: usize,
+    /// Those who wait. Waking nobody would be a system call, too.
+    waiting: usize,
+}
+
+/// No staging buffer could be had.
+#[derive(Debug)]
+pub(crate) enum NoSlab {
+    /// All are in use, and none came back in time.
+    Exhausted,
+    /// There is no memory for a new one.
+    Memory(Errno),
+}
+
+impl Pool {
+    pub(crate) fn new(slab_bytes: usize, total_bytes: usize, wait: Duration) -> Self {
+        Pool {
+            slab_bytes,
+            limit: total_bytes / slab_bytes,
+            wait,
+            state: Mutex::new(State {
+                free: Vec::new(),
+                made: 0,
+                waiting: 0,
+            }),
+            returned: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A staging buffer, if one is free or may be made.
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Lease> {
+        let guard = self.lock();
+        self.take_now(guard).and_then(Result::ok)
+    }
+
+    /// A staging buffer. Waits for one, for a bounded time.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Lease, NoSlab> {
+        let end = Instant::now() + self.wait;
+        let mut guard = self.lock();
+        loop {
+            if !guard.free.is_empty() || guard.made < self.limit {
+                if let Some(result) = self.take_now(guard) {
+                    return result;
+                }
+                guard = self.lock();
+                continue;
+            }
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return Err(NoSlab::Exhausted);
+            }
+            guard.waiting += 1;
+            guard = self
+                .returned
+                .wait_timeout(guard, rest)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            guard.waiting -= 1;
+        }
+    }
+
+    fn take_now(
+        self: &Arc<Self>,
+        mut guard: MutexGuard<'_, State>,
+    ) -> Option<Result<Lease, NoSlab>> {
+        let slab = match guard.free.pop() {
+            Some(slab) => Ok(slab),
+            None if guard.made < self.limit => {
+                guard.made += 1;
+                drop(guard);
+                // Mapping takes a while; others need not wait for it.
+                Slab::new(self.slab_bytes)
+            }
+            None => return None,
+        };
+        Some(match slab {
+            Ok(slab) => Ok(Lease {
+                slab: Some(slab),
+                pool: self.clone(),
+            }),
+            Err(errno) => {
+                let mut guard = self.lock();
+                guard.made -= 1;
+                self.wake(&guard);
+                Err(NoSlab::Memory(errno))
+            }
+        })
+    }
+
+    fn put(&self, slab: Slab) {
+        let mut guard = self.lock();
+        guard.free.push(slab);
+        self.wake(&guard);
+    }
+
+    fn wake(&self, state: &State) {
+        if state.waiting > 0 {
+            self.returned.notify_one();
+        }
+    }
+
+    /// What to say where it is exhausted.
+    pub(crate) fn limits(&self) -> String {
+        format!(
+            "{} staging buffers of {} bytes (staging_bytes), none for {:?} (staging_wait)",
+            self.limit, self.slab_bytes, self.wait
+        )
+    }
+}
+
+/// A staging buffer in use. Dropping it gives it back.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    slab: Option<Slab>,
+    pool: Arc<Pool>,
+}
+
+impl Lease {
+    /// The staging buffer; it is there until the lease is dropped.
+    pub(crate) fn slab(&mut self) -> Option<&mut Slab> {
+        self.slab.as_mut()
+    }
+}
+
+impl Lease {
+    /// Takes the staging buffer out of use for good: it still counts, and is never
+    /// unmapped.
+    pub(crate) fn abandon(mut self) {
+        std::mem::forget(self.slab.take());
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(slab) = self.slab.take() {
+            self.pool.put(slab);
+        }
+    }
+}
+
+/// Page-aligned host memory that drives and copy engines can use.
+///
+/// It is used through pointers alone: copies under way read and write it at any time.
+pub(crate) struct Slab {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+    /// The context that it was pinned under, for all of them.
+    pinned: Option<Ctx>,
+    /// One for each CUDA context that used it.
+    lanes: Vec<Lane>,
+}
+
+// SAFETY: The memory belongs to the value alone.
+unsafe impl Send for Slab {}
+
+impl fmt::Debug for Slab {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slab")
+            .field("start", &self.start)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Huge pages begin at multiples of this, bytes.
+const HUGE: usize = 2 << 20;
+
+impl Slab {
+    fn new(len: usize) -> Result<Self, Errno> {
+        // Anonymous mappings of whole huge pages are aligned to them by the kernel.
+        let size = NonZeroUsize::new(len).ok_or(Errno::EINVAL)?;
+        // SAFETY: Without an address and MAP_FIXED, the kernel takes a range that
+        // nothing uses.
+        let start = unsafe {
+            mmap_anonymous(
+                None,
+                size,
+                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+                MapFlags::MAP_PRIVATE,
+            )
+        }?;
+        let slab = Slab {
+            start: start.cast(),
+            len,
+            owner: Owner::current(),
+            pinned: None,
+            lanes: Vec::new(),
+        };
+        // A child of fork does not get it: a copy on write would move pinned pages away
+        // from the parent. Huge pages are only faster.
+        // SAFETY: The range was just mapped.
+        unsafe {
+            madvise(start, len, MmapAdvise::MADV_DONTFORK)?;
+            if len >= HUGE {
+                let _ = madvise(start, len, MmapAdvise::MADV_HUGEPAGE);
+            }
+        }
+        Ok(slab)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where byte `at` lies, which must be inside.
+    pub(crate) fn at(&self, at: usize) -> *mut u8 {
+        debug_assert!(at <= self.len);
+        self.start.as_ptr().wrapping_add(at)
+    }
+
+    /// The lane to the memory of a context, which must be current.
+    pub(crate) fn lane(&mut self, ctx: Ctx) -> Result<&mut Lane, Fault> {
+        if self.pinned.is_none() {
+            // SAFETY: The mapping is as long as the slab, and is unmapped by its drop,
+            // after unpinning it.
+            unsafe { cuda::pin(self.start.as_ptr(), self.len) }?;
+            self.pinned = Some(ctx);
+        }
+        let index = match self.lanes.iter().position(|lane| lane.is_of(ctx)) {
+            Some(index) => index,
+            None => {
+                self.lanes.push(Lane::new(ctx)?);
+                self.lanes.len() - 1
+            }
+        };
+        Ok(&mut self.lanes[index])
+    }
+
+    /// After a failure: waits until no copy of a context uses the memory, and forgets the
+    /// lane. Says whether that is certain.
+    pub(crate) fn quiesce(&mut self, ctx: Ctx) -> bool {
+        let Some(index) = self.lanes.iter().position(|lane| lane.is_of(ctx)) else {
+            return true;
+        };
+        let Ok(_entered) = ctx.enter() else {
+            return false;
+        };
+        let mut lane = self.lanes.swap_remove(index);
+        // The second time, in case that what failed was the waiting.
+        lane.finish().or_else(|_| lane.finish()).is_ok()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if !self.owner.is_current() {
+            // A child of fork has neither the memory nor the driver.
+            std::mem::forget(std::mem::take(&mut self.lanes));
+            return;
+        }
+        self.lanes.clear();
+        if let Some(ctx) = self.pinned {
+            // SAFETY: `lane` pinned it, and the lanes, which waited for their copies,
+            // are gone.
+            unsafe { cuda::unpin(ctx, self.start.as_ptr()) };
+        }
+        // SAFETY: `new` mapped the range, and nothing else unmaps it.
+        let result = unsafe { munmap(self.start.cast(), self.len) };
+        debug_assert!(result.is_ok(), "munmap: {result:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_makes_no_more_than_its_limit_and_names_it() {
+        let pool = Arc::new(Pool::new(64 << 10, 128 << 10, Duration::from_millis(20)));
+        let first = pool.take().expect("one");
+        let second = pool.take().expect("two");
+        assert!(pool.try_take().is_none());
+        assert!(matches!(pool.take(), Err(NoSlab::Exhausted)));
+        assert!(pool.limits().contains("2 staging buffers of 65536"));
+        drop(first);
+        let third = pool.take().expect("the first, again");
+        assert_eq!(pool.lock().made, 2);
+        drop((second, third));
+        assert_eq!(pool.lock().free.len(), 2);
+    }
+
+    #[test]
+    fn a_waiter_gets_what_comes_back() {
+        let pool = Arc::new(Pool::new(64 << 10, 64 << 10, Duration::from_secs(60)));
+        let only = pool.take().expect("one");
+        let waiter = std::thread::spawn({
+            let pool = pool.clone();
+            move || pool.take().map(drop).is_ok()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        drop(only);
+        assert!(waiter.join().expect("no panic"));
+    }
+
+    #[test]
+    fn memory_is_whole_and_aligned() {
+        let pool = Arc::new(Pool::new(4 << 20, 8 << 20, Duration::ZERO));
+        let mut lease = pool.take().expect("one");
+        let slab = lease.slab().expect("it is there");
+        assert_eq!((slab.len(), slab.at(0) as usize % 4096), (4 << 20, 0));
+        // SAFETY: Both are inside, and nobody else uses the slab.
+        unsafe {
+            slab.at(0).write(1);
+            slab.at((4 << 20) - 1).write(2);
+        }
+    }
+}

@@ -1,0 +1,443 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! One request under way, and the threads that work on it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use vramio_abi::{Certainty, Path, Reason};
+
+use super::pool::{Lease, Pool};
+use super::{error, read, write};
+use crate::engine::Job;
+use crate::error::Error;
+use crate::gpu::cuda::{Entered, Fault, SLOTS};
+use crate::memory::Kind;
+use crate::outcome::{Direction, Outcome};
+use crate::workers::{Task, Workers};
+
+/// A request under way. Positions count from its start, in bytes.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) job: Job,
+    pool: Arc<Pool>,
+    piece: u64,
+    /// The first position that nobody has taken.
+    next: AtomicU64,
+    /// No position from here on is of the result.
+    end: AtomicU64,
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What moved, in no order.
+    moved: Vec<Moved>,
+    /// The failure at the lowest position.
+    failure: Option<(u64, Error)>,
+    /// Workers that are at it.
+    workers: usize,
+}
+
+/// Bytes that took one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moved {
+    pub(super) at: u64,
+    pub(super) len: u64,
+    pub(super) path: Path,
+}
+
+/// A part of the request that one thread has taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) at: u64,
+    pub(super) len: u64,
+}
+
+impl Run {
+    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64) -> Arc<Self> {
+        let end = AtomicU64::new(job.request.len);
+        Arc::new(Run {
+            job,
+            pool,
+            piece,
+            next: AtomicU64::new(0),
+            end,
+            state: Mutex::new(State::default()),
+            left: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does it, with the caller's thread and workers besides.
+    pub(super) fn carry_out(
+        self: Arc<Self>,
+        lease: Option<Lease>,
+        threads: usize,
+    ) -> Result<Outcome, Error> {
+        if threads > 1 {
+            let workers = Workers::of_process();
+            let task: Arc<dyn Task> = self.clone();
+            workers.post(&task, threads - 1);
+            self.participate(lease, Role::Caller);
+            workers.withdraw(&task);
+            let mut state = self.lock();
+            while state.workers > 0 {
+                state = self
+                    .left
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(state);
+        } else {
+            self.participate(lease, Role::Caller);
+        }
+        self.result()
+    }
+
+    /// Takes pieces until none is left.
+    fn participate(&self, lease: Option<Lease>, role: Role) {
+        let mut hand = match Hand::new(self, lease) {
+            Ok(hand) => hand,
+            Err(fault) => {
+                // Without a worker the others do it. What they have taken may still come
+                // to a good end.
+                if role == Role::Caller {
+                    let at = self.next.load(Ordering::Relaxed);
+                    self.fail(at, self.fault(fault));
+                }
+                return;
+            }
+        };
+        match self.job.request.direction {
+            Direction::Read => read::pieces(&mut hand),
+            Direction::Write => write::pieces(&mut hand),
+        }
+        hand.finish();
+    }
+
+    /// The next piece. Pieces end at multiples of their length in the file.
+    pub(super) fn claim(&self) -> Option<Piece> {
+        let base = self.job.request.file_offset;
+        loop {
+            let at = self.next.load(Ordering::Relaxed);
+            if at >= self.end.load(Ordering::Relaxed) {
+                return None;
+            }
+            if self.job.is_cancelled() {
+                self.end_at(at);
+                return None;
+            }
+            let stop = ((base + at) / self.piece + 1) * self.piece - base;
+            let stop = stop.min(self.job.request.len);
+            let taken =
+                self.next
+                    .compare_exchange_weak(at, stop, Ordering::Relaxed, Ordering::Relaxed);
+            if taken.is_ok() {
+                return Some(Piece { at, len: stop - at });
+            }
+        }
+    }
+
+    /// Nothing from here on is of the result: the file has ended.
+    pub(super) fn end_at(&self, at: u64) {
+        self.end.fetch_min(at, Ordering::Relaxed);
+    }
+
+    /// Nothing from here on is of the result, since something failed.
+    pub(super) fn fail(&self, at: u64, error: Error) {
+        let mut state = self.lock();
+        self.end_at(at);
+        if state.failure.as_ref().is_none_or(|(first, _)| at < *first) {
+            state.failure = Some((at, error));
+        }
+    }
+
+    pub(super) fn fault(&self, fault: Fault) -> Error {
+        let request = &self.job.request;
+        fault
+            .into_error(request.direction.into(), self.job.memory.name())
+            .with_range(request.buffer_offset, request.len)
+    }
+
+    /// What came of it.
+    fn result(&self) -> Result<Outcome, Error> {
+        let state = self.lock();
+        let end = self.end.load(Ordering::Relaxed);
+        let mut outcome = Outcome::nothing();
+        for moved in &state.moved {
+            let len = moved.len.min(end.saturating_sub(moved.at));
+            let certainty = match moved.path {
+                // Whether the file system really bypassed the page cache, its
+                // accounts don't tell for a file.
+                Path::CompatDirect => Certainty::Forecast,
+                _ => Certainty::Consistent,
+            };
+            outcome.append(&Outcome::of_path(moved.path, certainty, len));
+        }
+        debug_assert_eq!(outcome.bytes, end);
+        match &state.failure {
+            // A failure behind the end of the file is none.
+            Some((at, error)) if *at <= end => {
+                if end == 0 {
+                    return Err(error.clone());
+                }
+                outcome.error = Some(error.errno.unwrap_or(Errno::EIO));
+                outcome.reason = error.reason;
+            }
+            _ if end < self.job.request.len && self.job.is_cancelled() => {
+                if end == 0 {
+                    return Err(error(&self.job, Errno::ECANCELED).with_reason(Reason::Cancelled));
+                }
+                outcome.reason = Reason::Cancelled.into();
+            }
+            _ => {}
+        }
+        Ok(outcome)
+    }
+}
+
+/// A worker that leaves, also by a panic.
+struct Leaving<'a>(&'a Run);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.lock().workers -= 1;
+        self.0.left.notify_all();
+    }
+}
+
+impl Task for Run {
+    fn enter(&self) {
+        self.lock().workers += 1;
+    }
+
+    fn run(self: Arc<Self>) {
+        let _leaving = Leaving(&self);
+        // Without a staging buffer the others do it.
+        if let Some(lease) = self.pool.try_take() {
+            self.participate(Some(lease), Role::Worker);
+        }
+    }
+}
+
+/// Whose thread it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Caller,
+    Worker,
+}
+
+/// One thread at work, with its staging buffer.
+pub(super) struct Hand<'r> {
+    pub(super) run: &'r Run,
+    lease: Option<Lease>,
+    moved: Vec<Moved>,
+    /// The position that each slot's copy is for, until the copy is known to be done.
+    open: [Option<u64>; SLOTS],
+    slot: usize,
+    /// Little enough for one slot: then copies need no marks, and are waited for awake.
+    small: bool,
+    // Dropped last: the context stays current until then.
+    entered: Option<Entered>,
+}
+
+impl<'r> Hand<'r> {
+    fn new(run: &'r Run, mut lease: Option<Lease>) -> Result<Self, Fault> {
+        let mut entered = None;
+        if let Kind::Cuda(memory) = &run.job.memory.kind {
+            entered = Some(memory.ctx().enter()?);
+            if let Some(slab) = lease.as_mut().and_then(Lease::slab) {
+                let lane = slab.lane(memory.ctx())?;
+                if let Some(stream) = run.job.after {
+                    // SAFETY: Whoever made the `Stream` promised that it is one of this
+                    // context.
+                    unsafe { lane.follow(std::ptr::with_exposed_provenance_mut(stream.0)) }?;
+                }
+            }
+        }
+        Ok(Hand {
+            run,
+            lease,
+            moved: Vec::new(),
+            open: [None; SLOTS],
+            slot: 0,
+            small: run.job.request.len <= run.piece,
+            entered,
+        })
+    }
+
+    /// The next slot, empty, for the position `at`. `None`: a copy failed, or there is no
+    /// staging buffer, which is noted.
+    pub(super) fn slot(&mut self, at: u64) -> Option<Slot> {
+        let slot = self.slot;
+        if self.open[slot].is_some() && !self.settle(slot) {
+            return None;
+        }
+        let Some(slab) = self.lease.as_mut().and_then(Lease::slab) else {
+            self.run.fail(at, error(&self.run.job, Errno::ENOMEM));
+            return None;
+        };
+        let len = slab.len() / SLOTS;
+        self.slot = (slot + 1) % SLOTS;
+        Some(Slot {
+            index: slot,
+            start: slab.at(slot * len),
+            len,
+        })
+    }
+
+    /// Waits for the copy of a slot.
+    pub(super) fn settle(&mut self, slot: usize) -> bool {
+        let Some(at) = self.open[slot].take() else {
+            return true;
+        };
+        let small = self.small;
+        self.copied(at, |lane| {
+            if small {
+                lane.finish()
+            } else {
+                lane.wait(slot)
+            }
+        })
+    }
+
+    /// Runs something on the lane; a failure ends the request at `at`, or where an
+    /// earlier copy is not known to be done.
+    fn copied(
+        &mut self,
+        at: u64,
+        work: impl FnOnce(&mut crate::gpu::cuda::Lane) -> Result<(), Fault>,
+    ) -> bool {
+        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+            return true;
+        };
+        let Some(slab) = self.lease.as_mut().and_then(Lease::slab) else {
+            return false;
+        };
+        match slab.lane(memory.ctx()).and_then(work) {
+            Ok(()) => true,
+            Err(fault) => {
+                // Copies may still be under way. Until they are over nobody else may have
+                // the staging buffer; where that can't be known, nobody ever.
+                let over = slab.quiesce(memory.ctx());
+                if let (false, Some(lease)) = (over, self.lease.take()) {
+                    lease.abandon();
+                }
+                let first = self.open.iter().flatten().copied().chain([at]).min();
+                self.open = [None; SLOTS];
+                self.run.fail(first.unwrap_or(at), self.run.fault(fault));
+                false
+            }
+        }
+    }
+
+    /// Copies from a slot into GPU memory, for the position `at`. The slot is in use
+    /// until it is settled.
+    pub(super) fn copy_in(&mut self, slot: &Slot, skip: usize, at: u64, len: usize) -> bool {
+        let to = self.run.job.request.buffer_offset + at;
+        let from = slot.start.wrapping_add(skip).cast_const();
+        if let Some(start) = self.run.job.memory.mapped() {
+            // SAFETY: The slot holds `skip + len` bytes that were read; the request
+            // lies inside the memory, which nothing else uses there meanwhile.
+            unsafe {
+                start
+                    .wrapping_add(to as usize)
+                    .copy_from_nonoverlapping(from, len)
+            };
+            return true;
+        }
+        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+            return false;
+        };
+        let to = memory.address() + to;
+        let index = slot.index;
+        let small = self.small;
+        self.open[index] = Some(at);
+        self.copied(at, |lane| {
+            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+            unsafe { lane.copy_in(to, from, len) }?;
+            if small {
+                Ok(())
+            } else {
+                lane.mark(index)
+            }
+        })
+    }
+
+    /// Copies from GPU memory into a slot behind its first `skip` bytes, which holds it
+    /// when it is settled.
+    pub(super) fn copy_out(&mut self, slot: &Slot, skip: usize, at: u64, len: usize) -> bool {
+        let from = self.run.job.request.buffer_offset + at;
+        if let Some(start) = self.run.job.memory.mapped() {
+            // SAFETY: As `copy_in`, the other way.
+            unsafe {
+                slot.start
+                    .wrapping_add(skip)
+                    .copy_from_nonoverlapping(start.wrapping_add(from as usize), len);
+            }
+            return true;
+        }
+        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+            return false;
+        };
+        let from = memory.address() + from;
+        let index = slot.index;
+        let to = slot.start.wrapping_add(skip);
+        let small = self.small;
+        self.open[index] = Some(at);
+        self.copied(at, |lane| {
+            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+            unsafe { lane.copy_out(to, from, len) }?;
+            if small {
+                Ok(())
+            } else {
+                lane.mark(index)
+            }
+        })
+    }
+
+    /// Notes what moved.
+    pub(super) fn note(&mut self, at: u64, len: u64, path: Path) {
+        match self.moved.last_mut() {
+            Some(last) if last.path == path && last.at + last.len == at => last.len += len,
+            _ => self.moved.push(Moved { at, len, path }),
+        }
+    }
+
+    /// Waits for all copies and hands in what moved.
+    fn finish(mut self) {
+        if let Some(at) = self.open.iter().flatten().min().copied() {
+            // Slots are used in turn, and their copies done in that order: the last one
+            // stands for all.
+            let last = (1..=SLOTS)
+                .map(|back| (self.slot + SLOTS - back) % SLOTS)
+                .find(|slot| self.open[*slot].is_some() && !self.small);
+            self.copied(at, |lane| match last {
+                Some(last) => lane.wait(last),
+                None => lane.finish(),
+            });
+        }
+        let mut state = self.run.lock();
+        if state.moved.is_empty() {
+            std::mem::swap(&mut state.moved, &mut self.moved);
+        } else {
+            state.moved.append(&mut self.moved);
+        }
+        drop(state);
+        drop(self.lease.take());
+        drop(self.entered.take());
+    }
+}
+
+/// A part of a staging buffer.
+pub(super) struct Slot {
+    pub(super) index: usize,
+    pub(super) start: *mut u8,
+    pub(super) len: usize,
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! GPU memory as requests see it.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use nix::errno::Errno;
+use vramio_abi::Reason;
+
+use crate::context::Context;
+use crate::engine::kmod::Registration;
+use crate::error::{descriptor_name, Error, Operation};
+use crate::gpu::cuda::{self, CudaMemory, Pointer};
+use crate::gpu::GpuMemory;
+use crate::pci::PciAddress;
+
+/// GPU memory for requests of one [`Context`]: all of an allocation or a part of it.
+/// Copies and parts share what is registered of it.
+///
+/// It is registered with the kernel module when the first request could use that, and
+/// until the last copy is dropped.
+#[derive(Clone, Debug)]
+pub struct GpuBuffer {
+    pub(crate) context: Context,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) range: Range<u64>,
+}
+
+/// A piece of memory, and its registration.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    /// No other memory of this process has it.
+    pub(crate) id: u64,
+    pub(crate) kind: Kind,
+    len: u64,
+    pub(crate) registration: RwLock<Registered>,
+}
+
+/// What kind of memory it is.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// Memory of a PCIe device that is mapped here, so that the CPU reaches it, too.
+    Mapped(Arc<dyn GpuMemory>),
+    /// Host memory.
+    Host(HostMemory),
+    /// CUDA device memory, or managed memory.
+    Cuda(CudaMemory),
+    /// A dma-buf of any driver.
+    DmaBuf { fd: OwnedFd, gpu: PciAddress },
+}
+
+/// Whether the module has it.
+#[derive(Debug)]
+pub(crate) enum Registered {
+    /// Nobody asked yet.
+    No,
+    /// It has.
+    Yes(Arc<Registration>),
+    /// It does not take it.
+    Refused(Error),
+}
+
+/// Host memory by address.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    start: *mut u8,
+}
+
+// SAFETY: It is an address; who may use the memory behind it is what the constructor's
+// caller promised.
+unsafe impl Send for HostMemory {}
+// SAFETY: As above.
+unsafe impl Sync for HostMemory {}
+
+impl GpuBuffer {
+    /// CUDA memory of any allocator: device memory, managed memory, or host memory that
+    /// the driver has allocated or registered. The address may be an interior one.
+    ///
+    /// Every request checks that the address still is of the same allocation (the
+    /// driver's buffer id), and is refused with [`Reason::StaleBuffer`] when it is not.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays allocated as long as requests are under way. While a request is,
+    /// nothing else uses the part of it that the request names.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::NoCuda`], [`Reason::BadPointer`], [`Reason::OutOfRange`] if `len` bytes
+    /// are more than are allocated there.
+    pub unsafe fn from_cuda(context: &Context, address: u64, len: u64) -> Result<Self, Error> {
+        let error = |reason: Reason| {
+            Error::new(Operation::Import, format!("CUDA memory at {address:#x}"))
+                .with_len(len)
+                .with_reason(reason)
+        };
+        context.check_process(Operation::Import)?;
+        cuda::driver().map_err(error)?;
+        let pointer = cuda::pointer(address, len)
+            .map_err(|fault| error(Reason::BadPointer).with_driver(fault.to_string()))?
+            .ok_or_else(|| error(Reason::OutOfRange))?;
+        let kind = match pointer {
+            Pointer::Device(memory) => Kind::Cuda(memory),
+            Pointer::Host => Kind::Host(HostMemory {
+                start: std::ptr::with_exposed_provenance_mut(address as usize),
+            }),
+        };
+        Self::new(context, kind, len)
+    }
+
+    /// Host memory. It never goes direct: this is for programs that handle both kinds
+    /// in one way.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes from `start` on are one piece of memory that stays as long as the
+    /// buffer or a copy of it does. While a request is under way, nothing else uses the
+    /// part of it that the request names.
+    ///
+    /// # Errors
+    ///
+    /// The context belongs to another process.
+    pub unsafe fn from_host(
+        context: &Context,
+        start: *mut c_void,
+        len: usize,
+    ) -> Result<Self, Error> {
+        let start = start.cast::<u8>();
+        Self::new(context, Kind::Host(HostMemory { start }), len as u64)
+    }
+
+    /// Mapped memory of a PCIe device, such as the test GPU's.
+    ///
+    /// # Errors
+    ///
+    /// The context belongs to another process.
+    pub fn from_memory(context: &Context, memory: Arc<dyn GpuMemory>) -> Result<Self, Error> {
+        let len = memory.size();
+        Self::new(context, Kind::Mapped(memory), len)
+    }
+
+    /// A dma-buf that the driver of `gpu` exports, whatever the vendor. It can only go
+    /// direct. The descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::DmabufBadFd`] if its size can't be asked for.
+    pub fn from_dmabuf_fd(
+        context: &Context,
+        fd: impl AsFd,
+        gpu: PciAddress,
+    ) -> Result<Self, Error> {
+        let fd = fd.as_fd();
+        let error = |errno| {
+            Error::new(Operation::Import, descriptor_name(fd))
+                .with_errno(errno)
+                .with_reason(Reason::DmabufBadFd)
+        };
+        // A dma-buf's end is its size.
+        let len = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekEnd).map_err(error)?;
+        let own = fd
+            .try_clone_to_owned()
+            .map_err(|io| error(Errno::from_raw(io.raw_os_error().unwrap_or_default())))?;
+        Self::new(context, Kind::DmaBuf { fd: own, gpu }, len.unsigned_abs())
+    }
+
+    fn new(context: &Context, kind: Kind, len: u64) -> Result<Self, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        context.check_process(Operation::Import)?;
+        Ok(GpuBuffer {
+            context: context.clone(),
+            memory: Arc::new(Memory {
+                id: NEXT.fetch_add(1, Relaxed),
+                kind,
+                len,
+                registration: RwLock::new(Registered::No),
+            }),
+            range: 0..len,
+        })
+    }
+
+    /// A part of it, in bytes. Offsets in requests count from its start.
+    ///
+    /// # Errors
+    ///
+    /// [`Reason::OutOfRange`] if it is not inside.
+    pub fn slice(&self, range: Range<u64>) -> Result<Self, Error> {
+        if range.start > range.end || range.end > self.size() {
+            return Err(Error::new(Operation::Import, self.memory.name())
+                .with_range(range.start, range.end.saturating_sub(range.start))
+                .with_reason(Reason::OutOfRange));
+        }
+        let start = self.range.start + range.start;
+        let end = self.range.start + range.end;
+        Ok(GpuBuffer {
+            range: start..end,
+            ..self.clone()
+        })
+    }
+
+    /// Its size, bytes.
+    pub fn size(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+impl Memory {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Where the CPU reaches it, if it does.
+    pub(crate) fn mapped(&self) -> Option<*mut u8> {
+        match &self.kind {
+            Kind::Mapped(memory) => Some(std::ptr::with_exposed_provenance_mut(memory.addr())),
+            Kind::Host(host) => Some(host.start),
+            Kind::Cuda(_) | Kind::DmaBuf { .. } => None,
+        }
+    }
+
+    /// Whether it still is what it was when the buffer was made.
+    pub(crate) fn check(&self) -> Result<(), Reason> {
+        match &self.kind {
+            Kind::Cuda(memory) if !memory.is_current() => {
+                *self
+                    .registration
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner) = Registered::No;
+                Err(Reason::StaleBuffer)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What it is, for errors.
+    pub(crate) fn name(&self) -> String {
+        match &self.kind {
+            Kind::Mapped(memory) => memory.description().to_owned(),
+            Kind::Host(host) => format!("host memory at {:p}", host.start),
+            Kind::Cuda(memory) => format!("CUDA memory at {:#x}", memory.address()),
+            Kind::DmaBuf { fd, gpu } => {
+                format!("dma-buf {} of {gpu}", descriptor_name(fd.as_fd()))
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Requests that run while the caller does something else.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::cancel::Cancel;
+use crate::error::Error;
+use crate::file::File;
+use crate::memory::GpuBuffer;
+use crate::outcome::{Direction, Outcome};
+use crate::transfer::Options;
+use crate::workers::{Task, Workers};
+
+/// A piece of a file and the piece of a buffer that belongs to it, for a request that is
+/// submitted. All in bytes.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Which way.
+    pub direction: Direction,
+    /// The file.
+    pub file: File,
+    /// The buffer.
+    pub buffer: GpuBuffer,
+    /// Where in the file.
+    pub file_offset: u64,
+    /// Where in the buffer.
+    pub buffer_offset: u64,
+    /// How much.
+    pub len: u64,
+    /// What else it is told.
+    pub options: Options,
+}
+
+impl Submission {
+    /// Starts the request. It runs in a thread of this crate; as many run at the same
+    /// time as the process has cores, the others wait for their turn.
+    pub fn submit(self) -> Pending {
+        let shared = Arc::new(Shared::default());
+        let cancel = self.start(Sink::One(shared.clone()));
+        Pending { shared, cancel }
+    }
+
+    fn start(mut self, sink: Sink) -> Cancel {
+        let cancel = self.options.cancel.get_or_insert_default().clone();
+        let task = Arc::new(Running {
+            submission: self,
+            sink,
+        });
+        let posted: Arc<dyn Task> = task.clone();
+        if !Workers::of_process().post(&posted, 1) {
+            // No thread can be had: then it runs here.
+            Workers::of_process().withdraw(&posted);
+            task.run();
+        }
+        cancel
+    }
+
+    fn carry_out(&self) -> Result<Outcome, Error> {
+        self.file.transfer(
+            self.direction,
+            &self.buffer,
+            self.file_offset,
+            self.buffer_offset,
+            self.len,
+            &self.options,
+        )
+    }
+}
+
+/// A submitted request, and where its result goes.
+struct Running {
+    submission: Submission,
+    sink: Sink,
+}
+
+enum Sink {
+    One(Arc<Shared>),
+    Batch(Arc<Completions>, u64),
+}
+
+impl Task for Running {
+    fn enter(&self) {}
+
+    fn run(self: Arc<Self>) {
+        let result = self.submission.carry_out();
+        match &self.sink {
+            Sink::One(shared) => shared.finish(result),
+            Sink::Batch(completions, tag) => completions.push(*tag, result),
+        }
+    }
+}
+
+/// The result of one request.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    done: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    result: Option<Result<Outcome, Error>>,
+    finished: bool,
+    waker: Option<Waker>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn finish(&self, result: Result<Outcome, Error>) {
+        let mut state = lock(&self.state);
+        state.result = Some(result);
+        state.finished = true;
+        let waker = state.waker.take();
+        self.done.notify_all();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn wait(&self) -> MutexGuard<'_, State> {
+        let mut state = lock(&self.state);
+        while !state.finished {
+            state = self
+                .done
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+}
+
+/// A request under way: ask whether it is done, wait for it, or await it.
+///
+/// Dropping it calls the request off and waits for what is under way, so that the memory
+/// is nobody else's afterwards.
+#[derive(Debug)]
+#[must_use = "a request that is dropped is called off"]
+pub struct Pending {
+    shared: Arc<Shared>,
+    cancel: Cancel,
+}
+
+impl Pending {
+    /// Whether it has ended.
+    pub fn is_done(&self) -> bool {
+        lock(&self.shared.state).finished
+    }
+
+    /// Calls it off. It still has to be waited for.
+    pub fn cancel(&self) {
+        self.cancel.cancel();
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    ///
+    /// As [`File::read_at`].
+    pub fn wait(self) -> Result<Outcome, Error> {
+        let result = self.shared.wait().result.take();
+        // It was awaited before, which takes the result.
+        result.unwrap_or_else(|| Ok(Outcome::default()))
+    }
+}
+
+/// Polling it again after it was ready gives an outcome of no bytes.
+impl Future for Pending {
+    type Output = Result<Outcome, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let mut state = lock(&self.shared.state);
+        if !state.finished {
+            state.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(
+            state
+                .result
+                .take()
+                .unwrap_or_else(|| Ok(Outcome::default())),
+        )
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if !self.is_done() {
+            self.cancel.cancel();
+            drop(self.shared.wait());
+        }
+    }
+}
+
+/// Requests that complete in any order, each with a tag of the caller's.
+///
+/// Dropping it calls off what is under way, and waits for it.
+#[derive(Debug, Default)]
+pub struct Batch {
+    completions: Arc<Completions>,
+    cancels: Vec<(u64, Cancel)>,
+    open: usize,
+}
+
+/// What completed and was not fetched.
+#[derive(Debug, Default)]
+struct Completions {
+    done: Mutex<VecDeque<Completion>>,
+    more: Condvar,
+}
+
+impl Completions {
+    fn push(&self, tag: u64, result: Result<Outcome, Error>) {
+        lock(&self.done).push_back(Completion { tag, result });
+        self.more.notify_all();
+    }
+}
+
+/// A request of a [`Batch`] that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The caller's tag.
+    pub tag: u64,
+    /// What it did, or why it did not.
+    pub result: Result<Outcome, Error>,
+}
+
+impl Batch {
+    /// One without requests.
+    pub fn new() -> Self {
+        Batch::default()
+    }
+
+    /// Starts a request.
+    pub fn submit(&mut self, submission: Submission, tag: u64) {
+        let sink = Sink::Batch(self.completions.clone(), tag);
+        self.open += 1;
+        let cancel = submission.start(sink);
+        self.cancels.push((tag, cancel));
+    }
+
+    /// Requests whose completion was not fetched.
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Calls off every request that is not done. Their completions still come.
+    pub fn cancel(&self) {
+        for (_, cancel) in &self.cancels {
+            cancel.cancel();
+        }
+    }
+
+    /// Fetches completions: waits until at least `least` are there, or until `timeout` is
+    /// over, and gives all that are. No more are waited for than are open.
+    pub fn wait(&mut self, least: usize, timeout: Option<Duration>) -> Vec<Completion> {
+        let least = least.min(self.open);
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        let mut done = lock(&self.completions.done);
+        while done.len() < least {
+            let more = &self.completions.more;
+            done = match end {
+                None => more.wait(done).unwrap_or_else(PoisonError::into_inner),
+                Some(end) => {
+                    let rest = end.saturating_duration_since(Instant::now());
+                    if rest.is_zero() {
+                        break;
+                    }
+                    more.wait_timeout(done, rest)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+        }
+        let fetched: Vec<Completion> = done.drain(..).collect();
+        drop(done);
+        self.open -= fetched.len();
+        if self.open == 0 {
+            self.cancels.clear();
+        }
+        fetched
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.cancel();
+        self.wait(self.open, None);
+    }
+}
+
+impl File {
+    /// Reads into several pieces of GPU memory, one after the other, as readv(2) does:
+    /// the file's bytes from `file_offset` on fill each buffer before the next.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    pub fn read_vectored_at(
+        &self,
+        buffers: &[GpuBuffer],
+        file_offset: u64,
+    ) -> Result<Outcome, Error> {
+        self.vectored(Direction::Read, buffers, file_offset)
+    }
+
+    /// Writes several pieces of GPU memory, one after the other, as writev(2) does.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    pub fn write_vectored_at(
+        &self,
+        buffers: &[GpuBuffer],
+        file_offset: u64,
+    ) -> Result<Outcome, Error> {
+        self.vectored(Direction::Write, buffers, file_offset)
+    }
+
+    fn vectored(
+        &self,
+        direction: Direction,
+        buffers: &[GpuBuffer],
+        file_offset: u64,
+    ) -> Result<Outcome, Error> {
+        let mut sum = Outcome::default();
+        for buffer in buffers {
+            let at = file_offset.saturating_add(sum.bytes);
+            let len = buffer.size();
+            match self.transfer(direction, buffer, at, 0, len, &Options::default()) {
+                Ok(outcome) => {
+                    sum.append(&outcome);
+                    if outcome.bytes < len {
+                        break;
+                    }
+                }
+                Err(error) if sum.bytes == 0 => return Err(error),
+                Err(error) => {
+                    sum.error = Some(error.errno.unwrap_or(nix::errno::Errno::EIO));
+                    sum.reason = error.reason;
+                    break;
+                }
+            }
+        }
+        Ok(sum)
+    }
+}

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Requests: planned, given to engines, and counted. Here, and nowhere else, it is
+//! decided whether something falls back.
+
+use std::time::Instant;
+
+use nix::errno::Errno;
+use vramio_abi::Reason;
+
+use crate::cancel::Cancel;
+use crate::code::Code;
+use crate::engine::{Engine, Job, Stream};
+use crate::error::{Error, Operation};
+use crate::file::{File, Holes};
+use crate::memory::GpuBuffer;
+use crate::outcome::{Direction, Outcome, Verdict};
+use crate::plan::{Limits, Map, Plan, Request, Section, Way};
+use crate::policy::Policy;
+
+/// Below this length, in bytes, holes are not looked for: reading zeros is faster.
+const SPARSE_FROM: u64 = 128 << 10;
+
+/// What a request can be told besides where its data is.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Calls the request off.
+    pub cancel: Option<Cancel>,
+    /// The request begins when this CUDA stream has done what is queued on it now.
+    /// Otherwise a request is not ordered with any stream.
+    pub after: Option<Stream>,
+}
+
+impl File {
+    /// Reads up to `len` bytes at `file_offset` into the buffer at `buffer_offset`, as
+    /// read(2) would: fewer only at the end of the file, or when something ended it,
+    /// which the outcome says. There are no demands on alignment.
+    ///
+    /// Between the end of the file and the end of what was asked for, up to one block
+    /// of the buffer may be zeroed; nothing else is touched.
+    ///
+    /// # Errors
+    ///
+    /// Nothing moved. With [`Policy::Strict`] also, if a part of it can't go direct.
+    pub fn read_at(
+        &self,
+        buffer: &GpuBuffer,
+        file_offset: u64,
+        buffer_offset: u64,
+        len: u64,
+    ) -> Result<Outcome, Error> {
+        let options = Options::default();
+        self.transfer(
+            Direction::Read,
+            buffer,
+            file_offset,
+            buffer_offset,
+            len,
+            &options,
+        )
+    }
+
+    /// Writes `len` bytes of the buffer from `buffer_offset` on into the file at
+    /// `file_offset`, as write(2) would. There are no demands on alignment.
+    ///
+    /// The data survives a crash after [`sync_data`](Self::sync_data) only.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    pub fn write_at(
+        &self,
+        buffer: &GpuBuffer,
+        file_offset: u64,
+        buffer_offset: u64,
+        len: u64,
+    ) -> Result<Outcome, Error> {
+        let options = Options::default();
+        self.transfer(
+            Direction::Write,
+            buffer,
+            file_offset,
+            buffer_offset,
+            len,
+            &options,
+        )
+    }
+
+    /// [`read_at`](Self::read_at) or [`write_at`](Self::write_at), with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_at`](Self::read_at).
+    pub fn transfer(
+        &self,
+        direction: Direction,
+        buffer: &GpuBuffer,
+        file_offset: u64,
+        buffer_offset: u64,
+        len: u64,
+        options: &Options,
+    ) -> Result<Outcome, Error> {
+        self.context.check_process(direction.into())?;
+        let request = Request {
+            direction,
+            file_offset,
+            buffer_offset,
+            len,
+        };
+        let begin = Instant::now();
+        let stats = &self.context.inner.stats;
+        stats.begin();
+        let result = self.checked(request, buffer, options);
+        match &result {
+            Ok(outcome) => {
+                stats.end(direction, len, begin.elapsed(), Some(outcome));
+                if outcome.error.is_some() || outcome.reason == Reason::Cancelled {
+                    stats.count(outcome.reason);
+                }
+            }
+            Err(error) => {
+                stats.end(direction, len, begin.elapsed(), None);
+                stats.count(error.reason);
+            }
+        }
+        result
+    }
+
+    /// Asks what the direct path would do with a request, and moves nothing. A `len` of 0
+    /// asks about the file and the buffer as such.
+    ///
+    /// # Errors
+    ///
+    /// There is no direct path at all: no module, or one that does not take the buffer. A
+    /// refusal of the file is a verdict.
+    pub fn probe(
+        &self,
+        direction: Direction,
+        buffer: &GpuBuffer,
+        file_offset: u64,
+        buffer_offset: u64,
+        len: u64,
+    ) -> Result<Verdict, Error> {
+        self.context.check_process(Operation::Probe)?;
+        let request = Request {
+            direction,
+            file_offset,
+            buffer_offset: buffer.range.start.saturating_add(buffer_offset),
+            len,
+        };
+        let kmod = self.context.inner.kmod.as_ref().map_err(Clone::clone)?;
+        kmod.probe(&self.target, &buffer.memory, &request)
+    }
+
+    /// Checks the request, and moves it.
+    fn checked(
+        &self,
+        request: Request,
+        buffer: &GpuBuffer,
+        options: &Options,
+    ) -> Result<Outcome, Error> {
+        let refuse = |errno: Errno, reason: Reason| {
+            Err(self.error(&request).with_errno(errno).with_reason(reason))
+        };
+        if !std::sync::Arc::ptr_eq(&self.context.inner, &buffer.context.inner) {
+            return refuse(Errno::EINVAL, Reason::NoRegistration);
+        }
+        if let Some((errno, reason)) = self.target.refuses(request.direction) {
+            return refuse(errno, reason);
+        }
+        let last = request.file_offset.checked_add(request.len);
+        if last.is_none_or(|last| last > i64::MAX as u64) {
+            return refuse(Errno::EOVERFLOW, Reason::Overflow);
+        }
+        let last = request.buffer_offset.checked_add(request.len);
+        if last.is_none_or(|last| last > buffer.size()) {
+            return refuse(Errno::ERANGE, Reason::OutOfRange);
+        }
+        if let Err(reason) = buffer.memory.check() {
+            return refuse(Errno::ESTALE, reason);
+        }
+        if request.len == 0 {
+            return Ok(Outcome::nothing());
+        }
+        let job = Job {
+            target: self.target.clone(),
+            memory: buffer.memory.clone(),
+            request: Request {
+                buffer_offset: request.buffer_offset + buffer.range.start,
+                ..request
+            },
+            cancel: options.cancel.clone(),
+            after: options.after,
+        };
+        self.plan_and_run(&job)
+    }
+
+    fn plan_and_run(&self, job: &Job) -> Result<Outcome, Error> {
+        let request = job.request;
+        let inner = &self.context.inner;
+        let direct = self.direct(job);
+        // Without holes to look for, and nothing direct, there is nothing to plan, nor
+        // to ask the file for.
+        if let Err(refusal) = &direct {
+            self.fall_back(refusal.reason(), || refusal.error(self, &request))?;
+            if request.direction == Direction::Write || request.len < SPARSE_FROM {
+                let mut outcome = inner.compat.transfer(job)?;
+                explain(&mut outcome, refusal.reason());
+                return Ok(outcome);
+            }
+        }
+        let stat = self.target.stat();
+        let size = if self.target.block {
+            self.target.size()
+        } else {
+            stat.map(|stat| stat.st_size.unsigned_abs())
+        };
+        let failed = |errno| self.error(&request).with_errno(errno);
+        let (stat, size) = (stat.map_err(failed)?, size.map_err(failed)?);
+        let holes = match request.direction {
+            Direction::Read => Holes::of(&self.target, &stat),
+            Direction::Write => None,
+        };
+        let map = holes.as_ref().map(|holes| holes as &dyn Map);
+        let plan = match &direct {
+            Ok((engine, limits)) => (Plan::direct(request, *limits, size), Some(*engine)),
+            Err(refusal) => {
+                let reason = refusal.reason().known().unwrap_or(Reason::FileSystem);
+                (Plan::compat(request, reason, size), None)
+            }
+        };
+        let (mut plan, engine) = plan;
+        if let (Some(_), Some(reason)) = (engine, plan.refusal()) {
+            self.fall_back(reason.into(), || {
+                self.error(&request)
+                    .with_errno(Errno::EINVAL)
+                    .with_reason(reason)
+            })?;
+        }
+        let mut sum = Outcome::nothing();
+        while let Some(section) = plan.next(map) {
+            match self.section(job, section, engine) {
+                Ok(outcome) => {
+                    sum.append(&outcome);
+                    if outcome.bytes < section.len {
+                        break;
+                    }
+                }
+                Err(error) if sum.bytes == 0 => return Err(error),
+                Err(error) => {
+                    sum.error = Some(error.errno.unwrap_or(Errno::EIO));
+                    sum.reason = error.reason;
+                    break;
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The engine that takes the request as it is, and its limits; or why there is none.
+    fn direct<'a>(&'a self, job: &Job) -> Result<(&'a dyn Engine, Limits), Refusal<'a>> {
+        let filesystem = self.target.filesystem;
+        if filesystem.reason != Reason::None {
+            return Err(Refusal::Known(filesystem.reason));
+        }
+        let kmod = self.context.inner.kmod.as_ref().map_err(Refusal::Never)?;
+        if job.request.len < self.context.config().threshold {
+            return Err(Refusal::Known(Reason::BelowThreshold));
+        }
+        let limits = kmod.offer(job).map_err(Refusal::Now)?;
+        Ok((kmod, limits))
+    }
+
+    /// Moves one section.
+    fn section(
+        &self,
+        job: &Job,
+        section: Section,
+        engine: Option<&dyn Engine>,
+    ) -> Result<Outcome, Error> {
+        let compat = &self.context.inner.compat;
+        let part = |len| Job {
+            request: job.request.part(section.at, len),
+            ..job.clone()
+        };
+        if job.is_cancelled() {
+            return Err(self
+                .error(&job.request)
+                .with_errno(Errno::ECANCELED)
+                .with_reason(Reason::Cancelled));
+        }
+        match (section.way, engine) {
+            (Way::Zero, _) => self.zero(&part(section.len)),
+            (Way::Direct, Some(engine)) => match engine.transfer(&part(section.ask)) {
+                Ok(outcome) => {
+                    let outcome = outcome.capped(section.len);
+                    if outcome.reason != Reason::None {
+                        self.context.inner.stats.count(outcome.reason);
+                    }
+                    Ok(outcome)
+                }
+                Err(error) => {
+                    // Refused after all: the file or the way has changed.
+                    self.fall_back(error.reason, || error.clone())?;
+                    let mut outcome = compat.transfer(&part(section.len))?;
+                    explain(&mut outcome, error.reason);
+                    Ok(outcome)
+                }
+            },
+            (Way::Compat(reason), _) => {
+                let mut outcome = compat.transfer(&part(section.len))?;
+                explain(&mut outcome, reason.into());
+                Ok(outcome)
+            }
+            (Way::Direct, None) => Err(self.error(&job.request).with_reason(Reason::NoModule)),
+        }
+    }
+
+    /// A hole: zeros, if the file still reaches that far.
+    fn zero(&self, job: &Job) -> Result<Outcome, Error> {
+        let request = &job.request;
+        self.context.inner.compat.zero(job)?;
+        let size = self
+            .target
+            .size()
+            .map_err(|errno| self.error(request).with_errno(errno))?;
+        let rest = size.saturating_sub(request.file_offset);
+        Ok(Outcome::of_hole(request.len.min(rest)))
+    }
+
+    /// Decides that something goes through host memory, and counts why; or refuses.
+    fn fall_back(&self, reason: Code<Reason>, error: impl FnOnce() -> Error) -> Result<(), Error> {
+        match self.policy() {
+            Policy::Strict => return Err(error()),
+            Policy::Warn if self.first_time(reason) => {
+                tracing::warn!(
+                    file = %self.name(),
+                    reason = %reason,
+                    fix = reason.fix(),
+                    "not direct: {}",
+                    reason.sentence()
+                );
+            }
+            Policy::Warn | Policy::Allow => {}
+        }
+        self.context.inner.stats.count(reason);
+        Ok(())
+    }
+
+    fn error(&self, request: &Request) -> Error {
+        Error::new(Operation::from(request.direction), self.name())
+            .with_range(request.file_offset, request.len)
+            .with_buffer_offset(request.buffer_offset)
+    }
+}
+
+/// Why a request can't go direct. Becomes an error only where that is one: most go on
+/// through host memory.
+enum Refusal<'a> {
+    /// Known beforehand.
+    Known(Reason),
+    /// The context has no engine for it.
+    Never(&'a Error),
+    /// The engine does not take this one.
+    Now(Error),
+}
+
+impl Refusal<'_> {
+    fn reason(&self) -> Code<Reason> {
+        match self {
+            Refusal::Known(reason) => (*reason).into(),
+            Refusal::Never(error) => error.reason,
+            Refusal::Now(error) => error.reason,
+        }
+    }
+
+    fn error(&self, file: &File, request: &Request) -> Error {
+        match self {
+            Refusal::Known(reason) => file
+                .error(request)
+                .with_errno(Errno::EOPNOTSUPP)
+                .with_reason(*reason),
+            Refusal::Never(error) => (*error).clone(),
+            Refusal::Now(error) => error.clone(),
+        }
+    }
+}
+
+/// Why it went through host memory, where nothing else is to be said of it.
+fn explain(outcome: &mut Outcome, reason: Code<Reason>) {
+    if outcome.reason == Reason::None {
+        outcome.reason = reason;
+    }
+}
