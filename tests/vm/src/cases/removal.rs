@@ -11,7 +11,7 @@ use crate::fleet::{self, Kind};
 use crate::lane::Case;
 use crate::rest;
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
-use libc::{ENODEV, ESTALE};
+use libc::{EIO, ENODEV, ESTALE};
 use std::time::{Duration, Instant};
 use vramio_abi::mockgpu as mock;
 use vramio_abi::{
@@ -35,7 +35,7 @@ const BOUND: Duration = Duration::from_secs(5);
 /// How long the drive's driver waits for a command before it resets the drive, ms.
 const TIMEOUT: u64 = 3000;
 /// How long it may take until a drive that was reset has done the request.
-const RESET_BOUND: Duration = Duration::from_secs(20);
+const RESET_BOUND: Duration = Duration::from_secs(60);
 
 /// The cases.
 pub fn cases() -> Vec<Case> {
@@ -500,6 +500,8 @@ impl Gone {
                 let address = format!("/sys/block/{disk}/device/address");
                 let address = session.read_text(&address)?;
                 command(context, address.trim(), MEMORY)?;
+                // A reset waits for what QEMU has queued, and the guest with it.
+                throttle(context, 0)?;
             }
         }
         let took = start.elapsed();
@@ -616,6 +618,12 @@ fn landed(
             continue;
         }
         let refusal = (outcome.bytes, outcome.errno, outcome.reason);
+        // The driver does not repeat a command for ever. What a failed one moved is
+        // anybody's guess.
+        if event == Event::MasterOff && refusal == (0, EIO, Reason::IoError as u32) {
+            expected[range.clone()].copy_from_slice(&after[range]);
+            continue;
+        }
         let Some((errno, reason)) = event.ends()[side] else {
             bail!("a request that nothing happened to: {outcome:?}");
         };
