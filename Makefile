@@ -53,6 +53,11 @@ test-guest: ## Lane: all that runs in a VM.
 test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
 
+.PHONY: soak
+soak: ## Slow lane: what requests rest on goes away, ROUNDS=50 times (SEED=n: from this round on).
+	@$(READY) && ROUNDS='$(ROUNDS)' SEED='$(SEED)' \
+	cargo run --quiet --package vramio-vm-tests -- --lane soak --nocapture $(FILTER)
+
 .PHONY: test-debug
 test-debug: ## Lane: the tests in a VM on a debug kernel, which is built once (half an hour).
 	@$(VM_TESTS) --kernel debug $(FILTER)

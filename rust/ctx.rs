@@ -431,9 +431,14 @@ fn forecast(
         request.check_range(buffer)?;
     }
     request.check_align(attributes.align)?;
-    buffer
-        .map(|b| target::route(&stack, b.enter()?.provider(), facts))
-        .transpose()
+    let Some(buffer) = buffer else {
+        return Ok(None);
+    };
+    let inside = buffer.enter()?;
+    if !inside.provider().answers() {
+        return Err(Refusal::new(ENODEV, Reason::MemoryOff));
+    }
+    target::route(&stack, inside.provider(), facts).map(Some)
 }
 
 /// Revokes a registration and waits until its memory is released, if the caller

@@ -35,6 +35,8 @@
 
 /* Words of vramio_file_look(). */
 #define VRAMIO_LOOK 12
+/* In the sixth of them: the disk is gone. */
+#define VRAMIO_LOOK_GONE BIT_ULL(63)
 /* Counters of rust/stats.rs. */
 #define VRAMIO_COUNTERS 205
 
@@ -241,6 +243,12 @@ u64 vramio_file_change(const struct file *file)
 	return (u64)inode_get_ctime_sec(inode) << 30 ^ inode_get_ctime_nsec(inode);
 }
 
+/* Whether the disk was taken away, as by hot-unplug. Then it has a size of 0. */
+static bool is_gone(const struct block_device *bdev)
+{
+	return test_bit(GD_DEAD, &bdev->bd_disk->state);
+}
+
 /*
  * A file by plain loads. The first eight words are what a verdict on it depends on
  * (rust/verdict.rs), the others what a request asks (rust/target.rs).
@@ -262,7 +270,7 @@ void vramio_file_look(const struct file *file, u64 look[VRAMIO_LOOK])
 	if (bdev) {
 		const struct request_queue *q = bdev_get_queue(bdev);
 
-		look[5] = bdev->bd_disk->diskseq;
+		look[5] = bdev->bd_disk->diskseq | (is_gone(bdev) ? VRAMIO_LOOK_GONE : 0);
 		look[6] = (u64)READ_ONCE(q->limits.features) << 32 | q->limits.dma_alignment;
 		look[7] = (u64)q->limits.integrity.metadata_size << 32 |
 			  q->limits.logical_block_size << 1 | blk_queue_nomerges(q);
@@ -319,6 +327,14 @@ struct block_device *vramio_file_bdev(const struct file *file)
 	struct inode *inode = file->f_mapping->host;
 
 	return S_ISBLK(inode->i_mode) ? I_BDEV(inode) : inode->i_sb->s_bdev;
+}
+
+/* Whether the disk below a file is gone. */
+bool vramio_file_gone(const struct file *file)
+{
+	struct block_device *bdev = vramio_file_bdev(file);
+
+	return bdev && is_gone(bdev);
 }
 
 /*
@@ -512,6 +528,16 @@ bool vramio_pci_bound(struct pci_dev *pdev)
 	enum dl_dev_state state = READ_ONCE(pdev->dev.links.status);
 
 	return state == DL_DEV_PROBING || state == DL_DEV_DRIVER_BOUND;
+}
+
+/* A virtual function has no such bit: its memory is its physical function's. */
+bool vramio_pci_decodes_memory(struct pci_dev *pdev)
+{
+	u16 command = 0;
+
+	pci_read_config_word(pdev, PCI_COMMAND, &command);
+	return !PCI_POSSIBLE_ERROR(command) &&
+	       (pdev->no_command_memory || command & PCI_COMMAND_MEMORY);
 }
 
 /* Whether the device's DMA addresses are translated by an IOMMU. */

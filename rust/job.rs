@@ -23,8 +23,8 @@ use crate::{
 use core::mem;
 use kernel::{
     bindings::{
-        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENOMEM, ENOSPC, ERANGE,
-        EREMOTEIO,
+        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC,
+        ERANGE, EREMOTEIO,
     },
     sync::Arc,
 };
@@ -93,7 +93,7 @@ impl Job {
         let target = Target::open(request.fd, request.direction)?;
         let inside = buffer.enter()?;
         let provider = inside.provider();
-        let flight = Flight::begin(request.direction, stats, provider.counters().clone());
+        let flight = Flight::begin(request.direction, stats, provider.clone());
         let checked = verdicts.on(&target, provider).and_then(|verdict| {
             request.check_align(verdict.attributes.align)?;
             Ok(verdict)
@@ -201,6 +201,10 @@ impl Job {
                 return self.stop(r.errno, r.reason);
             }
         };
+        if !inside.provider().answers() {
+            drop(entered);
+            return self.stop(ENODEV, Reason::MemoryOff);
+        }
         let from = self.request.buffer_offset + self.results.bytes;
         let Some(mut slice) = inside.slice(from, self.asked) else {
             drop(entered);
@@ -258,6 +262,11 @@ impl Job {
         }
         self.waits = false;
         self.results.parts += 1;
+        // What is gone has no blocks, and fails or ends in many ways.
+        if ret <= 0 && self.target.is_gone() {
+            self.stop(ENODEV, Reason::TargetGone);
+            return false;
+        }
         let moved = match u64::try_from(ret) {
             Ok(moved) => moved,
             Err(_) => {
@@ -271,6 +280,16 @@ impl Job {
             if self.request.direction == Direction::Write {
                 self.stop(EIO, Reason::IoError);
             }
+            return false;
+        }
+        // The drive has done its part, but nobody knows where the data is. If the driver
+        // was unbound in order, it did arrive; that cannot be told from here.
+        if !self.flight.provider().answers() {
+            let reason = match self.buffer.refusal() {
+                Some(refusal) if refusal.reason == Reason::ProviderGone => refusal.reason,
+                _ => Reason::MemoryOff,
+            };
+            self.stop(ENODEV, reason);
             return false;
         }
         self.results.bytes += moved;

@@ -119,6 +119,21 @@ impl PciRef {
         unsafe { sys::vramio_pci_bound(self.as_ptr()) }
     }
 
+    /// Whether the kernel has given the device up: it was pulled out, or is being
+    /// recovered from an error.
+    pub(crate) fn is_offline(&self) -> bool {
+        // SAFETY: The device is live; the state is a plain integer.
+        let state = unsafe { (&raw const (*self.as_ptr()).error_state).read_volatile() };
+        state != bindings::pci_channel_io_normal
+    }
+
+    /// Whether the device's memory decode is on, which is not so of one that is gone.
+    /// Reads the configuration space. Callable in any context.
+    pub(crate) fn decodes_memory(&self) -> bool {
+        // SAFETY: The device is live.
+        unsafe { sys::vramio_pci_decodes_memory(self.as_ptr()) }
+    }
+
     /// Whether an IOMMU translates this device's DMA.
     pub(crate) fn is_translated(&self) -> bool {
         // SAFETY: The device is live.

@@ -36,6 +36,8 @@ pub(crate) struct Provider {
     pdev: PciRef,
     hint: u16,
     counters: Arc<Counters>,
+    /// When the memory was last seen to answer, jiffies.
+    seen: Atomic<usize>,
 }
 
 // SAFETY: The pgmap's address is compared, never followed.
@@ -50,6 +52,29 @@ impl Provider {
     /// Which one it is, since the module was loaded.
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Whether the memory answers, as far as can be told at this price: the kernel has
+    /// not given the device up, and its memory decode is on, or was in this very tick.
+    /// Callable in any context.
+    ///
+    /// A drive does not know: reads from memory that does not answer succeed, and so do
+    /// writes to it.
+    pub(crate) fn answers(&self) -> bool {
+        // SAFETY: Reads a counter.
+        let now = unsafe { sys::vramio_jiffies() };
+        !self.pdev.is_offline() && (self.seen.load(Relaxed) == now || self.look(now))
+    }
+
+    /// Apart, since it is done once in a tick: to read the configuration space takes a
+    /// microsecond.
+    #[cold]
+    fn look(&self, now: usize) -> bool {
+        let decodes = self.pdev.decodes_memory();
+        if decodes {
+            self.seen.store(now, Relaxed);
+        }
+        decodes
     }
 
     /// What its requests did.
@@ -108,6 +133,11 @@ impl core::ops::Deref for Share {
 }
 
 impl Share {
+    /// The provider, for what outlives the registration.
+    pub(crate) fn provider(&self) -> &Arc<Provider> {
+        &self.provider
+    }
+
     /// The provider of a page.
     ///
     /// # Safety
@@ -140,6 +170,8 @@ impl Share {
             pgmap,
             pdev,
             hint,
+            // SAFETY: Reads a counter. It is not this very tick, so the first request looks.
+            seen: Atomic::new(unsafe { sys::vramio_jiffies() }.wrapping_sub(1)),
         };
         let provider = Arc::new(provider, GFP_KERNEL_ACCOUNT)?;
         let entry = Entry {

@@ -22,7 +22,7 @@ use crate::{
 };
 use core::mem::MaybeUninit;
 use kernel::{
-    bindings::{self, EBADF, EINVAL, EISDIR, EOPNOTSUPP},
+    bindings::{self, EBADF, EINVAL, EISDIR, ENODEV, EOPNOTSUPP},
     fs::{File, LocalFile},
     prelude::*,
     sync::aref::ARef,
@@ -147,6 +147,11 @@ impl Target {
 
     /// Judges the file system and the file.
     pub(crate) fn attributes(&self, facts: &mut Facts) -> Result<Attributes, Refusal> {
+        // A part of the stamp, so a verdict does not outlive the disk.
+        // SAFETY: The file is open.
+        if unsafe { sys::vramio_file_gone(self.as_ptr()) } {
+            return refuse(ENODEV, Reason::TargetGone);
+        }
         let mut attributes = if !self.is_regular() {
             let bdev = self.bdev()?;
             // SAFETY: The open file keeps the device alive, in both calls.
@@ -293,6 +298,12 @@ pub(crate) struct End {
 impl End {
     pub(crate) fn as_ptr(&self) -> *mut bindings::file {
         self.file.as_ptr()
+    }
+
+    /// Whether the disk below it is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        // SAFETY: The file is open.
+        unsafe { sys::vramio_file_gone(self.as_ptr()) }
     }
 
     /// How much of a write the current task may make, in whole blocks. 0: nothing, since

@@ -108,6 +108,10 @@ pub enum Reason {
     Revoked = 46,
     /// A batch with more entries than one may have.
     BatchLimit = 47,
+    /// The provider's memory does not answer: its decode is off, or the device is gone.
+    MemoryOff = 48,
+    /// The disk below the file is gone.
+    TargetGone = 49,
     /// The descriptor is not a dma-buf.
     DmabufBadFd = 60,
     /// The exporter lets no peer reach the buffer.
@@ -238,7 +242,7 @@ pub enum Reason {
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 111] = [
+    pub const ALL: [Reason; 113] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -287,6 +291,8 @@ impl Reason {
         Reason::Swiotlb,
         Reason::Revoked,
         Reason::BatchLimit,
+        Reason::MemoryOff,
+        Reason::TargetGone,
         Reason::DmabufBadFd,
         Reason::DmabufNoPeer2peer,
         Reason::DmabufInRam,
@@ -613,6 +619,16 @@ impl Reason {
                 "batch-limit",
                 "the batch has more entries than one may have",
                 "split the batch",
+            ),
+            Reason::MemoryOff => (
+                "memory-off",
+                "the provider's memory does not answer: its decode is off, or the device is gone",
+                "see in the kernel's log what happened to the device; bind its driver again",
+            ),
+            Reason::TargetGone => (
+                "target-gone",
+                "the disk below the file is gone",
+                "see in the kernel's log what happened to the disk; open the file anew when it is back",
             ),
             Reason::DmabufBadFd => (
                 "dmabuf-bad-fd",

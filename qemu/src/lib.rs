@@ -36,6 +36,7 @@ pub mod mirror;
 pub mod modules;
 pub mod monitor;
 pub mod oracle;
+pub mod plug;
 pub mod prepare;
 pub mod process;
 pub mod programs;

@@ -4,6 +4,7 @@
 
 use crate::enter::{Bind, BuildRoot};
 use crate::kernel::Kernel;
+use crate::plug::Plug;
 use crate::topology::{Disk, Topology};
 use crate::trace;
 use anyhow::{Context, Result};
@@ -72,6 +73,22 @@ impl Config {
             shell: false,
             gdb: None,
         }
+    }
+
+    /// The serial numbers of the NVMe subsystems, in their order, each with its number of
+    /// controllers.
+    pub fn subsystems(&self) -> Vec<(&str, usize)> {
+        let mut subsystems: Vec<(&str, usize)> = Vec::new();
+        for disk in &self.disks {
+            match subsystems
+                .iter_mut()
+                .find(|(serial, _)| *serial == disk.serial)
+            {
+                Some((_, paths)) => *paths = disk.paths.max(*paths),
+                None => subsystems.push((&disk.serial, disk.paths)),
+            }
+        }
+        subsystems
     }
 }
 
@@ -178,7 +195,7 @@ impl Machine {
             writable: false,
         }));
         let mut command = root.command("qemu-system-x86_64", &binds);
-        command.args(arguments(config, kernel, dir));
+        command.args(arguments(config, kernel, dir)?);
         if !config.shell {
             command.stdin(Stdio::null());
         }
@@ -311,7 +328,7 @@ fn value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
+fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<String>> {
     let mut args = Arguments(Vec::new());
     args.pair("-machine", "q35");
     // One thread for all CPUs: with more, a kernel that patches itself at boot
@@ -344,7 +361,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
             vramio_guest::protocol::PORT
         ),
     );
-    devices(&mut args, config, dir);
+    devices(&mut args, config, dir)?;
     let translations: &[&str] = if config.iommu {
         &trace::TRANSLATIONS
     } else {
@@ -358,21 +375,12 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Vec<String> {
         args.pair("-gdb", &format!("tcp:127.0.0.1:{port}"));
     }
     args.0.extend(config.qemu_args.iter().cloned());
-    args.0
+    Ok(args.0)
 }
 
 /// GPUs, and controllers with their disks, each on a port of its own.
-fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
-    let mut subsystems: Vec<(&str, usize)> = Vec::new();
-    for disk in &config.disks {
-        match subsystems
-            .iter_mut()
-            .find(|(serial, _)| *serial == disk.serial)
-        {
-            Some((_, paths)) => *paths = disk.paths.max(*paths),
-            None => subsystems.push((&disk.serial, disk.paths)),
-        }
-    }
+fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) -> Result<()> {
+    let subsystems = config.subsystems();
     let controllers: usize = subsystems.iter().map(|(_, paths)| paths).sum();
     // Devices that come before it are not behind it.
     if config.iommu {
@@ -389,11 +397,15 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
                 config.vram
             ),
         );
+        args.pair("-device", &Plug::gpu(config, gpu).argument());
+    }
+    for disk in &config.disks {
         args.pair(
-            "-device",
+            "-drive",
             &format!(
-                "ivshmem-plain,memdev=vram{gpu},id=gpu{gpu},{}",
-                config.topology.place(gpu)
+                "{},if=none,id={},discard=unmap",
+                backing(disk, &value(&dir.disk(disk))),
+                disk.drive()
             ),
         );
     }
@@ -406,24 +418,12 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             subsystem = format!(",subsys={serial}");
         }
         for (path, port) in (0..*paths).zip(&mut ports) {
-            let id = controller(index, path);
-            args.pair(
-                "-device",
-                &format!(
-                    "nvme,id={id},serial={serial},{}{subsystem}",
-                    config.topology.place(port)
-                ),
-            );
+            let plug = Plug::controller(config, serial, controller(index, path), port);
+            args.pair("-device", &format!("{}{subsystem}", plug.argument()));
         }
-        for disk in config.disks.iter().filter(|disk| disk.serial == *serial) {
+        let of_it = |disk: &&Disk| disk.serial == *serial && !disk.alone;
+        for disk in config.disks.iter().filter(of_it) {
             let (drive, nsid) = (disk.drive(), disk.nsid);
-            args.pair(
-                "-drive",
-                &format!(
-                    "{},if=none,id={drive},discard=unmap",
-                    backing(disk, &value(&dir.disk(disk)))
-                ),
-            );
             let mut namespace = format!("nvme-ns,drive={drive},nsid={nsid},bus=nvme{index}");
             for option in &disk.options {
                 namespace.push(',');
@@ -432,10 +432,11 @@ fn devices(args: &mut Arguments, config: &Config, dir: &RunDir) {
             args.pair("-device", &namespace);
         }
     }
+    Ok(())
 }
 
 /// QEMU's name for a controller of the subsystem `index`.
-fn controller(index: usize, path: usize) -> String {
+pub(crate) fn controller(index: usize, path: usize) -> String {
     match path {
         0 => format!("nvme{index}"),
         _ => format!("nvme{index}-{path}"),

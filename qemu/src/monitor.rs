@@ -7,6 +7,7 @@ use qapi::{qmp, Command, Qmp, Stream};
 use std::fmt;
 use std::io::BufReader;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
 /// How long QEMU may take to answer.
@@ -79,19 +80,13 @@ impl Monitor {
         self.execute(&throttle).map(drop)
     }
 
-    /// Plugs a device in: its driver, id and bus, and other properties.
+    /// Plugs a device in: its driver, id and properties.
     ///
     /// # Errors
     ///
     /// When QEMU refuses it or is gone.
-    pub fn plug(
-        &mut self,
-        driver: &str,
-        id: &str,
-        bus: &str,
-        properties: &[(&str, &str)],
-    ) -> Result<()> {
-        let names = [("driver", driver), ("id", id), ("bus", bus)];
+    pub fn plug(&mut self, driver: &str, id: &str, properties: &[(&str, &str)]) -> Result<()> {
+        let names = [("driver", driver), ("id", id)];
         let words = names.iter().chain(properties);
         let arguments = words
             .map(|(name, value)| ((*name).to_owned(), (*value).into()))
@@ -99,6 +94,20 @@ impl Monitor {
         let device: qmp::device_add = serde_json::from_value(serde_json::Value::Object(arguments))
             .context("build the command to plug a device in")?;
         self.execute(&device).map(drop)
+    }
+
+    /// Makes an object for a GPU's memory, of a file.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn add_memory(&mut self, id: &str, file: &Path, size: u64) -> Result<()> {
+        let add: qmp::object_add = serde_json::from_value(serde_json::json!({
+            "qom-type": "memory-backend-file",
+            "id": id, "mem-path": file, "size": size, "share": true,
+        }))
+        .context("build the object's command")?;
+        self.execute(&add).map(drop)
     }
 
     /// Asks the guest to let go of a device.
@@ -111,5 +120,17 @@ impl Monitor {
             id: device.to_owned(),
         })
         .map(drop)
+    }
+
+    /// Whether the machine has a device still.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU is gone.
+    pub fn has(&mut self, device: &str) -> Result<bool> {
+        let list = self.execute(&qmp::qom_list {
+            path: "/machine/peripheral".to_owned(),
+        })?;
+        Ok(list.iter().any(|entry| entry.name == device))
     }
 }

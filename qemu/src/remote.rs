@@ -13,8 +13,9 @@ use vramio_abi::mockgpu::{
 };
 use vramio_abi::{
     Reason, VramioBatch, VramioInfo, VramioIo, VramioProbe, VramioRegister, VramioRegisterDmabuf,
-    VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ,
-    VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_UNREGISTER, VRAMIO_IOC_WRITE,
+    VramioStats, VramioUnregister, VramioUring, VRAMIO_IOC_INFO, VRAMIO_IOC_PROBE, VRAMIO_IOC_READ,
+    VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_STATS, VRAMIO_IOC_UNREGISTER,
+    VRAMIO_IOC_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN, VRAMIO_STATS_PROVIDER,
 };
 use vramio_guest::protocol::{Failure, Injected, IoctlResult, Op};
 
@@ -64,6 +65,7 @@ abi!(
     VramioBatch,
     VramioUring,
     VramioProbe,
+    VramioStats,
     MockgpuInfo,
     MockgpuAlloc,
     MockgpuFree,
@@ -214,6 +216,22 @@ impl PendingIo {
     }
 }
 
+/// Whose counters [`RemoteDevice::stats`] gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The module's.
+    Module,
+    /// The open file's.
+    Open,
+    /// A provider's.
+    Provider {
+        /// PCI domain.
+        domain: u32,
+        /// bus << 8 | device << 3 | function.
+        devid: u32,
+    },
+}
+
 /// An open `/dev/vramio` of a session.
 #[derive(Clone, Debug)]
 pub struct RemoteDevice {
@@ -330,6 +348,27 @@ impl RemoteDevice {
             ..arg
         };
         ioctl(&self.session, self.fd, VRAMIO_IOC_PROBE, &arg)
+    }
+
+    /// [`VRAMIO_IOC_STATS`].
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn stats(&self, scope: Scope) -> Result<Answer<VramioStats>, GuestError> {
+        let (scope, provider_domain, provider_devid) = match scope {
+            Scope::Module => (VRAMIO_STATS_MODULE, 0, 0),
+            Scope::Open => (VRAMIO_STATS_OPEN, 0, 0),
+            Scope::Provider { domain, devid } => (VRAMIO_STATS_PROVIDER, domain, devid),
+        };
+        let arg = VramioStats {
+            size: size::<VramioStats>(),
+            scope,
+            provider_domain,
+            provider_devid,
+            ..VramioStats::default()
+        };
+        ioctl(&self.session, self.fd, VRAMIO_IOC_STATS, &arg)
     }
 
     /// [`VRAMIO_IOC_READ`]; `arg.size` is set here.

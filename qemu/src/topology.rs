@@ -78,13 +78,20 @@ impl Topology {
     }
 
     /// Options that put a device in its place, the number of one of the `slots`.
-    pub fn place(self, slot: usize) -> String {
+    pub fn place(self, slot: usize) -> Vec<(&'static str, String)> {
         match self {
             Topology::Switch | Topology::AcsSwitch | Topology::RootPorts | Topology::Split => {
-                format!("bus=port{slot}")
+                vec![("bus", format!("port{slot}"))]
             }
-            Topology::OneSlot => format!("bus=port0,addr=0.{slot:x},multifunction=on"),
-            Topology::RootBus => format!("bus=pcie.0,addr={:x}", ROOT_BUS_SLOT + slot),
+            Topology::OneSlot => vec![
+                ("bus", "port0".to_owned()),
+                ("addr", format!("0.{slot:x}")),
+                ("multifunction", "on".to_owned()),
+            ],
+            Topology::RootBus => vec![
+                ("bus", "pcie.0".to_owned()),
+                ("addr", format!("{:x}", ROOT_BUS_SLOT + slot)),
+            ],
         }
     }
 }
@@ -105,6 +112,9 @@ pub struct Disk {
     pub size: u64,
     /// More options for the namespace, each as `name=value`.
     pub options: Vec<String>,
+    /// Whether it is its controller's only one, and part of it: then the controller
+    /// can be taken out and put back. Its namespace id is 1.
+    pub alone: bool,
     /// Controllers that share it, all with its serial number: the paths to it.
     pub paths: usize,
     /// The sector of 512 bytes that cannot be read.
@@ -119,9 +129,26 @@ impl Disk {
             nsid,
             size,
             options: Vec::new(),
+            alone: false,
             paths: 1,
             bad_sector: None,
         }
+    }
+
+    /// The same as the only disk of a controller that can be taken out.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self {
+            alone: true,
+            ..self
+        }
+    }
+
+    /// The same with one more option for the namespace.
+    #[must_use]
+    pub fn with(mut self, option: &str) -> Self {
+        self.options.push(option.to_owned());
+        self
     }
 
     /// QEMU's id of the backing drive, for the monitor.

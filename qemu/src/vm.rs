@@ -11,6 +11,7 @@ use crate::machine::{Config, Machine, RunDir};
 use crate::modules::{self, Flavour, Modules};
 use crate::monitor::Monitor;
 use crate::oracle::{self, Account, Backing, Place};
+use crate::plug::Plug;
 use crate::prepare::{self, Prepared};
 use crate::programs::Programs;
 use crate::topology::Disk;
@@ -28,6 +29,8 @@ const BOOT_PATIENCE: Duration = Duration::from_secs(120);
 const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 /// How long the guest's kernel may take to print a line.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the guest may take to find a device that was put in.
+const PLUG_PATIENCE: Duration = Duration::from_secs(20);
 /// Lines of the console in a message.
 const CONSOLE_TAIL: usize = 25;
 /// The mock GPU's PCI id.
@@ -179,6 +182,8 @@ pub struct Vm {
     bars: Vec<Range<u64>>,
     first_attempt: Option<String>,
     checks: u64,
+    /// GPUs that were put back.
+    plugged: u64,
     machine: Machine,
 }
 
@@ -249,6 +254,7 @@ impl Vm {
             bars,
             first_attempt: None,
             checks: 0,
+            plugged: 0,
             machine,
         })
     }
@@ -324,6 +330,79 @@ impl Vm {
         Backing::open(&self.dir.disk(self.disk(nsid)?))
     }
 
+    /// Takes a device out: asks the guest for it, and waits until it is gone, at most
+    /// for `patience`. Gives the time that it took.
+    ///
+    /// # Errors
+    ///
+    /// When the guest does not let go of it in time.
+    pub fn unplug(&mut self, device: &Plug, patience: Duration) -> Result<Duration> {
+        let start = Instant::now();
+        self.monitor.unplug(device.id())?;
+        while self.monitor.has(device.id())? {
+            if start.elapsed() > patience {
+                bail!("{} is still there after {patience:?}", device.id());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Puts a GPU back, waits until the device `node` of its driver is there, and finds
+    /// out where its memory is now.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it, or the guest does not take it.
+    pub fn plug_gpu(&mut self, index: usize, node: &str) -> Result<()> {
+        // QEMU 10.0 dies of an object that is used for the second time.
+        self.plugged += 1;
+        let memory = format!("vram{index}-{}", self.plugged);
+        let file = self.dir.vram(index);
+        self.monitor.add_memory(&memory, &file, self.config.vram)?;
+        Plug::gpu_with(&self.config, index, &memory).put_in(&mut self.monitor)?;
+        let session = self.guest.session();
+        let start = Instant::now();
+        loop {
+            // Its address may change until a driver has it.
+            match session.open(node, libc::O_RDWR) {
+                Ok(fd) => break session.close(fd)?,
+                Err(error) if start.elapsed() > PLUG_PATIENCE => {
+                    return Err(error).with_context(|| format!("open {node}"));
+                }
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+        self.bars = gpu_bars(&self.guest, &self.config)?;
+        Ok(())
+    }
+
+    /// Puts a controller with its only disk back, and waits for the disk. Gives its
+    /// device node.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it, or the guest does not see it.
+    pub fn plug_disk(&mut self, nsid: u32) -> Result<String> {
+        let plug = Plug::disk(&self.config, nsid)?;
+        let start = Instant::now();
+        // QEMU lets go of the drive some time after it says that the device is gone.
+        while let Err(error) = plug.put_in(&mut self.monitor) {
+            if start.elapsed() > PLUG_PATIENCE {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        loop {
+            match self.device(nsid) {
+                Err(_) if start.elapsed() < PLUG_PATIENCE => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                found => return found,
+            }
+        }
+    }
+
     /// The file behind the memory of any GPU.
     ///
     /// # Errors
@@ -377,7 +456,12 @@ impl Vm {
                 faults.join("\n")
             );
         }
-        if let Some(exit) = self.machine.exit() {
+        let exit = match flushed {
+            Ok(()) => self.machine.exit(),
+            // It is seen a little later that QEMU is gone.
+            Err(_) => self.machine.exit_within(EXIT_PATIENCE),
+        };
+        if let Some(exit) = exit {
             bail!(
                 "QEMU ended ({exit})\n{}\n{}",
                 fs::read_to_string(self.dir.log())

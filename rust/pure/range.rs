@@ -64,7 +64,7 @@ pub fn clip_write(offset: u64, len: u64, limit: u64, align: u64) -> u64 {
     match limit.checked_sub(offset) {
         None | Some(0) => len,
         Some(room) if room >= len => len,
-        Some(room) => room - room % align,
+        Some(room) => room & align.wrapping_neg(),
     }
 }
 

@@ -15,7 +15,7 @@ pub const SPARSE_PART_BYTES: u64 = 1 << 20;
 /// bytes are left. Parts end at multiples of `max` (a power of two) in the file,
 /// so that they lie alike on stripes and extents whatever the start.
 pub fn part(at: u64, left: u64, max: u64) -> u64 {
-    left.min(max - at % max)
+    left.min(max - (at & !max.wrapping_neg()))
 }
 
 /// The cap for a file of `size` bytes with `allocated` bytes on disk.

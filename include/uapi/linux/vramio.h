@@ -245,6 +245,12 @@ enum vramio_reason {
 	VRAMIO_REASON_REVOKED = 46,
 	/* A batch with more entries than one may have. */
 	VRAMIO_REASON_BATCH_LIMIT = 47,
+	/*
+	 * The provider's memory does not answer: its decode is off, or the device is gone.
+	 */
+	VRAMIO_REASON_MEMORY_OFF = 48,
+	/* The disk below the file is gone. */
+	VRAMIO_REASON_TARGET_GONE = 49,
 	/* The descriptor is not a dma-buf. */
 	VRAMIO_REASON_DMABUF_BAD_FD = 60,
 	/* The exporter lets no peer reach the buffer. */

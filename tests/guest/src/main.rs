@@ -4,6 +4,7 @@
 //! `vramio-guest worker` is one session of it.
 
 mod extents;
+mod family;
 mod fuzz;
 mod inject;
 mod make;
@@ -18,7 +19,10 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         None => router::run(),
-        Some("worker") => worker::run(),
+        Some("worker") => {
+            let replaced = std::env::args().nth(2);
+            worker::run(replaced.and_then(|id| id.parse().ok()))
+        }
         Some(other) => Err(anyhow::anyhow!("unknown argument {other}")),
     };
     match result {

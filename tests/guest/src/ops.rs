@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, fuzz, inject, make, uring};
+use crate::{extents, family, fuzz, inject, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -16,8 +16,8 @@ use std::os::fd::RawFd;
 use std::process::{Command, Stdio};
 use vramio_guest::protocol::{Disk, Failure, IoctlResult, Op, Output, PciDevice};
 
-/// Does it.
-pub fn run(op: Op) -> Result<Value, Failure> {
+/// Does it, for the request `id`.
+pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
     match op {
         Op::Spawn | Op::Kill { .. } | Op::Reap => Err(Failure {
             errno: 0,
@@ -41,6 +41,7 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         Op::Pci => pci()
             .map_err(|error| failed("list PCI devices", &error))
             .and_then(to_value),
+        Op::Stuck => to_value(stuck()),
         Op::Open { path, flags } => open(&path, flags).and_then(to_value),
         Op::Close { fd } => close(fd).and_then(to_value),
         Op::Pread {
@@ -67,6 +68,8 @@ pub fn run(op: Op) -> Result<Value, Failure> {
         Op::Pid => to_value(std::process::id()),
         Op::StealFd { pid, fd } => steal_fd(pid, fd).and_then(to_value),
         Op::Munmap { addr, len } => munmap(addr, len).and_then(to_value),
+        Op::Remap { addr, len } => remap(addr, len).and_then(to_value),
+        Op::Discard { addr, len } => discard(addr, len).and_then(to_value),
         Op::Peek { addr, len } => to_value(peek(addr, len)),
         Op::Poke { addr, bytes } => {
             poke(addr, &bytes);
@@ -80,7 +83,26 @@ pub fn run(op: Op) -> Result<Value, Failure> {
             .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),
-        Op::FailNth { nth, op } => inject::run(nth, *op)
+        Op::IoctlInChild { fd, command, arg } => family::ioctl_in_child(fd, command, arg)
+            .map_err(|errno| refused("ioctl in a child", errno))
+            .and_then(to_value),
+        Op::IdleChild => family::idle_child()
+            .map_err(|errno| refused("fork", errno))
+            .and_then(to_value),
+        Op::ReplaceImage { keep } => match family::replace_image(id, &keep) {
+            Err(errno) => Err(refused("exec", errno)),
+            Ok(never) => match never {},
+        },
+        Op::PassFd { path, fd } => family::pass(&path, fd)
+            .map_err(|error| failed(&format!("pass descriptor {fd} at {path}"), &error))
+            .and_then(to_value),
+        Op::TakeFd { path } => family::take(&path)
+            .map_err(|error| failed(&format!("take a descriptor at {path}"), &error))
+            .and_then(to_value),
+        Op::Storm { millis } => family::storm(millis)
+            .map_err(|error| failed("send signals", &error))
+            .and_then(to_value),
+        Op::FailNth { nth, op } => inject::run(id, nth, *op)
             .map_err(|error| failed("fault injection", &error))
             .and_then(to_value),
         Op::Mount {
@@ -224,6 +246,27 @@ fn pci() -> io::Result<Vec<PciDevice>> {
     Ok(devices)
 }
 
+/// Tasks in state D, as `pid (name)`. Those that end meanwhile do not count.
+fn stuck() -> Vec<String> {
+    let subdirectories = |path: &std::path::Path| {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut found = Vec::new();
+    for process in subdirectories("/proc".as_ref()) {
+        for task in subdirectories(&process.join("task")) {
+            let stat = fs::read_to_string(task.join("stat")).unwrap_or_default();
+            // A name may hold anything, a parenthesis, too.
+            if let Some((name, rest)) = stat.rsplit_once(") ") {
+                if rest.starts_with('D') {
+                    found.push(format!("{name})"));
+                }
+            }
+        }
+    }
+    found
+}
+
 /// A number as sysfs prints it: `0x...`.
 fn number(text: &str) -> io::Result<u64> {
     u64::from_str_radix(text.trim_start_matches("0x"), 16)
@@ -317,6 +360,38 @@ fn munmap(addr: u64, len: u64) -> Result<(), Failure> {
     let value = unsafe { libc::munmap(addr as *mut libc::c_void, len as usize) };
     checked(
         &format!("munmap of {len} bytes at {addr:#x}"),
+        value as isize,
+    )
+    .map(drop)
+}
+
+/// Moves it to where nothing is: to a place that is reserved for it.
+fn remap(addr: u64, len: u64) -> Result<u64, Failure> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let place = mmap(0, -1, len, 0, libc::PROT_NONE, flags)?;
+    // SAFETY: a test passes what it got from Mmap, which no Rust object lies in; nor does
+    // one in the place.
+    let moved = unsafe {
+        libc::mremap(
+            addr as *mut libc::c_void,
+            len as usize,
+            len as usize,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            place as *mut libc::c_void,
+        )
+    };
+    checked(
+        &format!("mremap of {len} bytes at {addr:#x}"),
+        moved as isize,
+    )
+}
+
+fn discard(addr: u64, len: u64) -> Result<(), Failure> {
+    // SAFETY: as in `munmap`.
+    let value =
+        unsafe { libc::madvise(addr as *mut libc::c_void, len as usize, libc::MADV_DONTNEED) };
+    checked(
+        &format!("MADV_DONTNEED of {len} bytes at {addr:#x}"),
         value as isize,
     )
     .map(drop)

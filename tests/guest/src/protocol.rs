@@ -134,6 +134,8 @@ pub enum Op {
     },
     /// Every PCI device → a list of [`PciDevice`].
     Pci,
+    /// Tasks that cannot be killed at the moment (state D) → a list of strings.
+    Stuck,
     /// `open(2)` → the descriptor.
     Open {
         /// Where.
@@ -201,6 +203,20 @@ pub enum Op {
         /// Bytes.
         len: u64,
     },
+    /// Moves a mapping to another place (`mremap(2)`) → the address.
+    Remap {
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// `madvise(2)` with `MADV_DONTNEED` → nothing.
+    Discard {
+        /// Address in the worker.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
     /// Loads bytes of the worker's memory → a list of numbers. The worker dies
     /// of it if there is none.
     Peek {
@@ -237,6 +253,40 @@ pub enum Op {
         command: u32,
         /// The argument, for example a bad pointer.
         arg: u64,
+    },
+    /// `ioctl(2)` in a child of `fork(2)`, which then ends → [`IoctlResult`].
+    IoctlInChild {
+        /// The descriptor.
+        fd: i32,
+        /// The request number.
+        command: u32,
+        /// The structure.
+        arg: Vec<u8>,
+    },
+    /// A child of `fork(2)` that does nothing, for ever → its process id.
+    IdleChild,
+    /// Replaces the process image by a new worker (`execve(2)`) → nothing.
+    ReplaceImage {
+        /// Descriptors that it keeps; all others are closed.
+        keep: Vec<i32>,
+    },
+    /// Passes a descriptor to another session (`SCM_RIGHTS`) → nothing.
+    PassFd {
+        /// A socket's path.
+        path: String,
+        /// The descriptor.
+        fd: i32,
+    },
+    /// Takes what [`Op::PassFd`] passes at this path → the descriptor.
+    TakeFd {
+        /// The socket's path.
+        path: String,
+    },
+    /// Sends a signal to all other threads of the worker again and again, which
+    /// interrupts what can be interrupted → how many were sent.
+    Storm {
+        /// For how long, ms.
+        millis: u64,
     },
     /// Runs `op` with one allocation, or one copy from or to the process, failing that
     /// the kernel makes for it → [`Injected`]. The kernel needs fault injection.
@@ -288,6 +338,9 @@ pub struct UringPlan {
     /// Closes the ring so many milliseconds after as many commands were submitted
     /// as `depth` says. No results come back then.
     pub abandon: Option<u64>,
+    /// So many milliseconds after the first submission asks for each command to be
+    /// cancelled (`IORING_OP_ASYNC_CANCEL`).
+    pub cancel: Option<u64>,
     /// The commands, in the order of their submission.
     pub requests: Vec<UringRequest>,
 }

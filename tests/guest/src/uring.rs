@@ -108,7 +108,10 @@ fn flags(request: &UringRequest) -> Flags {
     Flags::from_bits_retain(request.flags)
 }
 
-fn drive<S: squeue::EntryMarker>(
+/// What is asked when a command is to be cancelled; no command has this number.
+const CANCEL: u64 = 1 << 63;
+
+fn drive<S: squeue::EntryMarker + From<squeue::Entry>>(
     plan: &UringPlan,
     builder: &Builder<S, cqueue::Entry32>,
     entry: impl Fn(&UringPlan, &UringRequest, u64) -> S,
@@ -120,8 +123,10 @@ fn drive<S: squeue::EntryMarker>(
     register_memory(&ring, plan)?;
     let mut requests = (0..).zip(&plan.requests);
     let mut done = vec![UringDone::default(); plan.requests.len()];
+    let mut ended = vec![false; done.len()];
     let mut left = done.len();
     let mut in_flight = 0;
+    let mut cancel = plan.cancel;
     loop {
         while in_flight < plan.depth {
             let Some((index, request)) = requests.next() else {
@@ -143,6 +148,20 @@ fn drive<S: squeue::EntryMarker>(
             std::thread::sleep(Duration::from_millis(delay));
             return Ok(Vec::new());
         }
+        if let Some(delay) = cancel.take() {
+            ring.submit()?;
+            std::thread::sleep(Duration::from_millis(delay));
+            for index in 0..plan.requests.len() as u64 {
+                let ask = opcode::AsyncCancel::new(index)
+                    .build()
+                    .user_data(CANCEL | index);
+                while ring.submission().is_full() {
+                    ring.submit()?;
+                }
+                // SAFETY: the entry holds numbers only.
+                unsafe { ring.submission().push(&ask.into()) }.map_err(io::Error::other)?;
+            }
+        }
         if left == 0 {
             return Ok(done);
         }
@@ -151,10 +170,18 @@ fn drive<S: squeue::EntryMarker>(
             _ => {}
         }
         for completion in ring.completion() {
-            let slot = done
-                .get_mut(completion.user_data() as usize)
+            // Whether it was cancelled, the command itself tells.
+            if completion.user_data() & CANCEL != 0 {
+                continue;
+            }
+            let index = completion.user_data() as usize;
+            let ended = ended
+                .get_mut(index)
                 .ok_or_else(|| io::Error::other("a completion of nothing"))?;
-            *slot = UringDone {
+            if std::mem::replace(ended, true) {
+                return Err(io::Error::other(format!("command {index} ended twice")));
+            }
+            done[index] = UringDone {
                 result: completion.result(),
                 extra: completion.big_cqe()[0],
             };

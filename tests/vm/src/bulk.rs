@@ -101,6 +101,7 @@ impl Way {
             fixed: self == Way::FixedFile,
             depth: DEPTH,
             abandon: None,
+            cancel: None,
             requests: requests.iter().map(|io| command(io, flags)).collect(),
         }
     }

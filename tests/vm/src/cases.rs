@@ -10,6 +10,8 @@ mod cli;
 mod detect;
 mod dmabuf;
 mod failure;
+mod family;
+mod field;
 mod frame;
 mod fuzz;
 mod leaks;
@@ -19,6 +21,7 @@ mod process;
 mod read;
 mod refuse;
 mod register;
+mod removal;
 mod stack;
 mod unfit;
 mod write;
@@ -27,7 +30,7 @@ use crate::lane::Case;
 
 /// Every case.
 pub fn all() -> Vec<Case> {
-    [
+    let cases = [
         frame::cases(),
         read::cases(),
         write::cases(),
@@ -41,6 +44,9 @@ pub fn all() -> Vec<Case> {
         async_refuse::cases(),
         async_end::cases(),
         process::cases(),
+        family::cases(),
+        removal::cases(),
+        field::cases(),
         cli::cases(),
         fuzz::cases(),
         merge::cases(),
@@ -49,8 +55,28 @@ pub fn all() -> Vec<Case> {
         detect::cases(),
         // The last of each machine.
         leaks::cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
+    for case in &mut cases {
+        for (_, report) in field::ALIASES.iter().filter(|(name, _)| *name == case.name) {
+            case.reports.push(report);
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_report_has_its_case() {
+        let cases = all();
+        for (name, report) in field::ALIASES {
+            assert!(
+                cases.iter().any(|case| case.name == *name),
+                "{report}: there is no case {name}"
+            );
+        }
+    }
 }

@@ -17,6 +17,9 @@ pub const RAW: u32 = 1;
 pub const EXT4: u32 = 2;
 /// Namespace id of the disk for XFS.
 pub const XFS: u32 = 3;
+/// Namespace id of a disk with blocks of 4096 bytes, in a machine of the kind
+/// `Removable`.
+pub const BLOCK_4K: u32 = 4;
 /// Serial number of the controller of these disks.
 pub const SERIAL: &str = "vramio0";
 
@@ -54,6 +57,9 @@ pub enum Kind {
     /// Each device on a root port, and a CPU whose host bridge it does not
     /// trust.
     Apart,
+    /// As the default one, but GPUs and the raw disk can be taken out; there is no
+    /// XFS.
+    Removable,
     /// Below one switch: also disks to build others from, a disk with two paths,
     /// and what is refused.
     Stacks,
@@ -85,6 +91,7 @@ impl Kind {
             Kind::Prp => "prp",
             Kind::HostBridge => "host-bridge",
             Kind::Apart => "apart",
+            Kind::Removable => "removable",
             Kind::Stacks => "stacks",
             Kind::Bounced => "bounced",
             Kind::Translated => "translated",
@@ -95,7 +102,9 @@ impl Kind {
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp | Kind::Stacks | Kind::Translated => Path::DirectSwitch,
+            Kind::Default | Kind::Prp | Kind::Removable | Kind::Stacks | Kind::Translated => {
+                Path::DirectSwitch
+            }
             Kind::HostBridge => Path::DirectHostBridge,
             Kind::Apart | Kind::Bounced => Path::None,
             Kind::Platform(index) => platform::TABLE[index].expected.path(),
@@ -119,6 +128,15 @@ impl Kind {
                 config.cpu = "EPYC".to_owned();
             }
             Kind::Apart => config.topology = Topology::RootPorts,
+            Kind::Removable => {
+                config.disks = vec![
+                    Disk::new("raw", RAW, 512 << 20).alone(),
+                    Disk::new(SERIAL, EXT4, 1 << 30),
+                    Disk::new(SERIAL, BLOCK_4K, 64 << 20)
+                        .with("logical_block_size=4096")
+                        .with("physical_block_size=4096"),
+                ];
+            }
             Kind::Stacks => stacks(&mut config),
             Kind::Bounced => {
                 config.topology = Topology::RootPorts;

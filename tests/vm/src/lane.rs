@@ -26,10 +26,10 @@ pub struct Options {
     pub smoke: bool,
     /// Without our modules.
     pub stock: bool,
-    /// A `vramio.ko` in place of the one that is built here.
-    pub module: Option<PathBuf>,
     /// Instead of the default lane's cases: those of this slow lane.
     pub lane: Option<String>,
+    /// A `vramio.ko` in place of the one that is built here.
+    pub module: Option<PathBuf>,
 }
 
 /// What a case does in a machine.
@@ -55,6 +55,8 @@ pub struct Case {
     pub stock: bool,
     /// The slow lane that it is in; else it is in the default lane.
     pub lane: Option<&'static str>,
+    /// Reports from the field that it is an answer to ([`crate::cases`]).
+    pub reports: Vec<&'static str>,
     /// The kernels that it runs on.
     pub on: On,
 }
@@ -87,17 +89,28 @@ impl Case {
         kind: Kind,
         run: impl Fn(&mut Context<'_>) -> Result<()> + Send + 'static,
     ) -> Self {
+        let on = if Kind::DEBUG.contains(&kind) {
+            On::All
+        } else {
+            On::Stock
+        };
+        Self::with(name.into(), Body::In(kind, Box::new(run)), on)
+    }
+
+    /// A case with machines of its own.
+    pub fn alone(name: impl Into<String>, on: On, run: fn(&mut Fleet) -> Result<()>) -> Self {
+        Self::with(name.into(), Body::Alone(run), on)
+    }
+
+    fn with(name: String, body: Body, on: On) -> Self {
         Self {
-            name: name.into(),
-            body: Body::In(kind, Box::new(run)),
+            name,
+            body,
             smoke: false,
             stock: false,
-            on: if Kind::DEBUG.contains(&kind) {
-                On::All
-            } else {
-                On::Stock
-            },
+            on,
             lane: None,
+            reports: Vec::new(),
         }
     }
 
@@ -132,6 +145,14 @@ impl Case {
             stock: true,
             ..self
         }
+    }
+
+    /// Its name, with the reports, so that a filter finds both.
+    fn title(&self) -> String {
+        let reports = self.reports.iter();
+        reports.fold(self.name.clone(), |title, report| {
+            format!("{title} = field/{report}")
+        })
     }
 
     /// Cases of one machine come together.
@@ -170,7 +191,7 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         .into_iter()
         .map(|case| {
             let ignored = options.stock && !case.stock;
-            let name = case.name.clone();
+            let name = case.title();
             let state = Arc::clone(&state);
             Trial::test(name, move || execute(&case, &state)).with_ignored_flag(ignored)
         })
@@ -236,7 +257,10 @@ fn execute(case: &Case, state: &Mutex<State>) -> Result<(), Failed> {
     };
     let text = result.as_ref().err().map(|error| format!("{error:#}"));
     let outcome = text.clone().map_or(Outcome::Passed, Outcome::Failed);
-    let (suite, name) = case.name.rsplit_once('/').unwrap_or(("vm", &case.name));
+    let title = case.title();
+    let suite = case.name.rsplit_once('/').map(|(suite, _)| suite);
+    let name = suite.map_or(&title[..], |suite| &title[suite.len() + 1..]);
+    let suite = suite.unwrap_or("vm");
     state.report.record(suite, name, start.elapsed(), outcome);
     text.map_or(Ok(()), |text| Err(Failed::from(text)))
 }
@@ -263,7 +287,9 @@ fn attempt(case: &Case, fleet: &mut Fleet) -> Result<()> {
     });
     let vm = fleet.vm(kind)?;
     let checked = vm.check().and_then(|()| all_landed(vm));
-    if ended.is_err() || checked.is_err() {
+    // What was taken out of it may be missing still.
+    let incomplete = kind == Kind::Removable && result.is_err();
+    if ended.is_err() || checked.is_err() || incomplete {
         fleet.discard();
     }
     // The kernel's fault explains the case's failure.

@@ -12,6 +12,7 @@ mod fleet;
 mod lane;
 mod platform;
 mod refusal;
+mod rest;
 mod stack;
 mod transfer;
 mod volume;
@@ -33,12 +34,12 @@ struct Cli {
     /// ignored.
     #[arg(long)]
     stock: bool,
-    /// Load this vramio.ko, not one built here.
-    #[arg(long, value_name = "FILE")]
-    module: Option<std::path::PathBuf>,
     /// Run the cases of a slow lane, such as platform.
     #[arg(long)]
     lane: Option<String>,
+    /// Load this vramio.ko, not one built here.
+    #[arg(long, value_name = "FILE")]
+    module: Option<std::path::PathBuf>,
     #[command(flatten)]
     runner: libtest_mimic::Arguments,
 }
@@ -49,8 +50,8 @@ fn main() -> ExitCode {
         series: cli.kernel.filter(|series| !series.is_empty()),
         smoke: cli.smoke,
         stock: cli.stock,
-        module: cli.module,
         lane: cli.lane,
+        module: cli.module,
     };
     match lane::run(&options, cli.runner) {
         Ok(code) => code,

@@ -326,8 +326,7 @@ pub const TABLE: &[Platform] = &[
         Iommu::None,
         BOUNCED,
     )
-    .with(&[BOUNCE])
-    .quick(),
+    .with(&[BOUNCE]),
     plain(
         "swiotlb-root-ports-passthrough",
         Topology::RootPorts,

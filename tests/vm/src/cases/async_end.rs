@@ -8,15 +8,16 @@ use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::Kind;
 use crate::lane::Case;
-use anyhow::{anyhow, bail, ensure, Result};
+use crate::rest;
+use anyhow::{anyhow, ensure, Result};
 use libc::ESTALE;
 use std::time::{Duration, Instant};
 use vramio_abi::{Reason, VramioIo};
 use vramio_guest::file::FilePlan;
 use vramio_guest::protocol::{Exit, Op, UringDone, UringPlan};
-use vramio_qemu::guest::Session;
-use vramio_qemu::oracle::{first_difference, Place, POISON};
-use vramio_qemu::remote::RemoteGpu;
+use vramio_qemu::guest::{Pending, Session};
+use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
+use vramio_qemu::remote::{RemoteDevice, Scope};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -47,12 +48,25 @@ pub fn cases() -> Vec<Case> {
         add("close-in-flight", close);
         add("kill-in-flight", kill);
         add("unmap-in-flight", unmap);
+        add("cancel-in-flight", cancel);
     }
     cases.push(Case::new(
         "async/batch/kill-in-flight",
         Kind::Default,
         |context| kill(context, Way::Batch),
     ));
+    for way in [Way::Batch, Way::Plain] {
+        let name = format!("async/{}/kill-with-256-in-flight", way.name());
+        cases.push(Case::new(name, Kind::Default, move |context| {
+            kill_full(context, way)
+        }));
+    }
+    for way in [None, Some(Way::Batch), Some(Way::Plain), Some(Way::Workers)] {
+        let name = format!("signals/{}", way.map_or("call", Way::name));
+        cases.push(Case::new(name, Kind::Default, move |context| {
+            signals(context, way)
+        }));
+    }
     cases
 }
 
@@ -151,39 +165,8 @@ fn with_slow(
     // It may have ended by itself.
     let _ = slow.session.end();
     result?;
-    all_is_free(context)
-}
-
-/// No registration is left, and all of the GPU's memory can be had again.
-fn all_is_free(context: &Context<'_>) -> Result<()> {
-    let session = context.vm.guest.spawn()?;
-    let gpu = RemoteGpu::open(&session)?;
-    let start = Instant::now();
-    loop {
-        let info = gpu.info()?.ok(|_| 0)?;
-        if info.allocated_bytes == 0 {
-            let memory = gpu.alloc(info.total_bytes)?.ok(|_| 0)?;
-            ensure!(memory.offset == 0, "{memory:?}");
-            break;
-        }
-        if start.elapsed() > BOUND {
-            bail!("{} bytes are still allocated", info.allocated_bytes);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    session.end()?;
-    Ok(())
-}
-
-/// A value of the open file's `fdinfo`.
-fn fdinfo(slow: &Slow, name: &str) -> Result<String> {
-    let path = format!("/proc/self/fdinfo/{}", slow.buffer.device.fd());
-    let text = slow.session.read_text(&path)?;
-    let found = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"))
-        .map(str::to_owned);
-    found.ok_or_else(|| anyhow!("no {name} in: {text}"))
+    rest::all_is_free(context)?;
+    rest::at_rest(context, &[])
 }
 
 /// A ring that is closed takes its requests with it, between two parts. The open
@@ -202,7 +185,7 @@ fn close(context: &mut Context<'_>, way: Way) -> Result<()> {
         let end = slow.buffer.device.unregister(slow.buffer.id)?;
         ensure!(end.errno == 0, "{end:?}");
         ensure!(start.elapsed() < BOUND, "it took {:?}", start.elapsed());
-        ensure!(fdinfo(slow, "vramio-registrations")? == "0");
+        ensure!(rest::fdinfo(&slow.buffer.device, "vramio-registrations")? == 0);
         slow.quiet(context)?;
         slow.stopped(context, mark)?;
 
@@ -251,7 +234,7 @@ fn kill(context: &mut Context<'_>, way: Way) -> Result<()> {
         let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
         ensure!(answer.is_err(), "a dead process answered: {answer:?}");
         ensure!(time < BOUND, "it took {time:?}");
-        all_is_free(context)?;
+        rest::all_is_free(context)?;
         slow.quiet(context)?;
         slow.stopped(context, mark)
     })
@@ -313,5 +296,142 @@ fn unmap(context: &mut Context<'_>, way: Way) -> Result<()> {
         let later = way.run(device, &slow.pieces()[..2])?;
         ensure!(later == [stale; 2], "{later:?}");
         Ok(())
+    })
+}
+
+/// Requests that fill all slots.
+const SLOTS: u64 = 256;
+
+/// The same with as many requests in flight as there can be.
+fn kill_full(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let piece = 32 << 10;
+        // What is in flight takes a second.
+        throttle(context, SLOTS * piece)?;
+        // Twice as many: the drive does some of the first at once.
+        let requests: Vec<VramioIo> = (0..2 * SLOTS)
+            .map(|index| bulk::request(slow.fd, &slow.buffer, index * piece, index * piece, piece))
+            .collect();
+        let device = slow.buffer.device.clone();
+        let waits = std::thread::spawn(move || match way {
+            Way::Batch => way.run(&device, &requests).map(drop),
+            _ => Ok(way
+                .start(&device, SLOTS as u32, &requests)?
+                .wait()
+                .map(drop)?),
+        });
+        let witness = RemoteDevice::open(&context.session)?;
+        let start = Instant::now();
+        let mut most = 0;
+        while most < SLOTS {
+            let count = witness
+                .stats(Scope::Module)?
+                .ok(|out| out.reason)?
+                .in_flight;
+            most = most.max(count);
+            ensure!(
+                start.elapsed() < BOUND,
+                "at most {most} requests were in flight"
+            );
+        }
+        let start = Instant::now();
+        slow.session.kill(libc::SIGKILL)?;
+        let exit = slow.session.reap()?;
+        let time = start.elapsed();
+        ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
+        let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
+        ensure!(answer.is_err(), "a dead process answered");
+        ensure!(time < BOUND, "it took {time:?}");
+        rest::all_is_free(context)?;
+        slow.quiet(context)
+    })
+}
+
+/// A command that is to be cancelled either does all that it was asked for, or says that
+/// it was cancelled and has moved nothing; each ends once.
+fn cancel(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let device = &slow.buffer.device;
+        let mark = context.vm.mark()?;
+        let requests = slow.pieces();
+        let plan = UringPlan {
+            depth: requests.len() as u32,
+            cancel: Some(300),
+            ..way.plan(device, &requests)
+        };
+        let done: Vec<UringDone> = slow.session.call(Op::Uring(plan))?;
+        let mut expected = vec![POISON; (SIZE + PAGE) as usize];
+        let mut moved = 0;
+        for (index, done) in (0..).zip(&done) {
+            let outcome = Outcome::of_completion(done);
+            if outcome.errno != 0 {
+                ensure!(
+                    [libc::ECANCELED, libc::EINTR].contains(&outcome.errno) && outcome.bytes == 0,
+                    "request {index}: {outcome:?}"
+                );
+                continue;
+            }
+            ensure!(outcome.bytes == MIB, "request {index}: {outcome:?}");
+            let content = slow.plan.content(index * MIB, MIB);
+            expected[(index * MIB) as usize..][..MIB as usize].copy_from_slice(&content);
+            moved += MIB;
+        }
+        ensure!(moved > 0, "nothing was in flight: {done:?}");
+        let memory = slow.watched(context);
+        let found = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        let difference = first_difference(&found, &expected[..found.len()]);
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        let account = context.vm.account(mark, &slow.place)?;
+        let flow = Flow {
+            into_bar: moved,
+            ..Flow::default()
+        };
+        ensure!(account.data == flow, "{account:?}, expected {flow:?}");
+        rest::at_rest(context, &[device])
+    })
+}
+
+/// Signals that do not kill change nothing: no byte is lost, none is moved twice. So does
+/// stopping the process for a while.
+fn signals(context: &mut Context<'_>, way: Option<Way>) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let device = slow.buffer.device.clone();
+        let mark = context.vm.mark()?;
+        let storm: Pending<u64> = slow.session.start(Op::Storm { millis: 1500 })?;
+        let requests = match way {
+            Some(_) => slow.pieces(),
+            None => vec![bulk::request(slow.fd, &slow.buffer, 0, 0, SIZE)],
+        };
+        let asked: Vec<u64> = requests.iter().map(|io| io.len).collect();
+        let work = std::thread::spawn(move || match way {
+            Some(way) => way.run(&device, &requests),
+            None => {
+                let out = device.read(requests[0])?.ok(|out| out.reason)?;
+                Ok(vec![Outcome::of_entry(&out)])
+            }
+        });
+        std::thread::sleep(Duration::from_millis(700));
+        ensure!(!work.is_finished(), "the requests ended at once");
+        slow.session.kill(libc::SIGSTOP)?;
+        std::thread::sleep(Duration::from_millis(200));
+        slow.session.kill(libc::SIGCONT)?;
+        let outcomes = work.join().map_err(|_| anyhow!("a thread of the test"))??;
+        let sent = storm.wait()?;
+        ensure!(sent > 100, "{sent} signals were sent");
+        let moved: Vec<u64> = outcomes.iter().map(|outcome| outcome.bytes).collect();
+        ensure!(moved == asked, "{outcomes:?}");
+        let found = context.vm.vram.read(slow.buffer.offset, SIZE)?;
+        let difference = first_difference(&found, &slow.plan.content(0, SIZE));
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        let account = context.vm.account(mark, &slow.place)?;
+        let flow = Flow {
+            into_bar: SIZE,
+            ..Flow::default()
+        };
+        ensure!(account.data == flow, "{account:?}, expected {flow:?}");
+        rest::at_rest(context, &[&slow.buffer.device])
     })
 }

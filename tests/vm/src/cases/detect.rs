@@ -4,7 +4,7 @@
 //! (rust/plant), in machines of their own.
 
 use crate::fleet::{Fleet, Kind};
-use crate::lane::{Body, Case, On};
+use crate::lane::{Case, On};
 use anyhow::{ensure, Result};
 use vramio_qemu::debug;
 use vramio_qemu::guest::Session;
@@ -60,14 +60,7 @@ const MEMORY: [Bug; 3] = [
 
 /// The cases.
 pub fn cases() -> Vec<Case> {
-    let case = |name: &str, run: fn(&mut Fleet) -> Result<()>| Case {
-        name: format!("detect/{name}"),
-        body: Body::Alone(run),
-        smoke: false,
-        stock: false,
-        lane: None,
-        on: On::Debug,
-    };
+    let case = |name: &str, run| Case::alone(format!("detect/{name}"), On::Debug, run);
     vec![
         case("locks-objects-dma-leaks", |fleet| {
             find(fleet, "many", &MANY)

@@ -6,6 +6,7 @@
 use crate::context::Context;
 use crate::fleet::{self, Kind};
 use crate::lane::Case;
+use crate::rest;
 use anyhow::{anyhow, ensure, Result};
 use libc::{EBADF, EBUSY, EINVAL, ENODEV, ENOSPC, EOPNOTSUPP, EOVERFLOW, ERANGE, ESTALE};
 use std::time::{Duration, Instant};
@@ -474,7 +475,7 @@ fn another_gpu(context: &mut Context<'_>) -> Result<()> {
         .iter()
         .find(|device| (device.vendor, device.device) == (0x1b36, 0x0010))
         .ok_or_else(|| anyhow!("no drive"))?;
-    for devid in [second, devid(&drive.address)?] {
+    for devid in [second, rest::address(&drive.address)?.1] {
         let request = VramioRegisterDmabuf {
             devid,
             ..setup.request(export.fd)
@@ -482,14 +483,6 @@ fn another_gpu(context: &mut Context<'_>) -> Result<()> {
         setup.refused("not its own", request, (EOPNOTSUPP, Reason::WrongDevice))?;
     }
     Ok(())
-}
-
-/// `0000:bb:dd.f` in the ABI's form.
-fn devid(address: &str) -> Result<u32> {
-    let digits: String = address.chars().filter(char::is_ascii_hexdigit).collect();
-    let number = u32::from_str_radix(&digits, 16)?;
-    // Domain and bus are whole bytes; device and function take two digits and one.
-    Ok((number >> 12 & 0xff) << 8 | (number >> 4 & 0x1f) << 3 | number & 7)
 }
 
 /// A part of the BAR for which the driver has made no pages.
@@ -654,11 +647,9 @@ pub(super) fn driver(session: &Session, setup: &Setup, what: &str) -> Result<()>
 }
 
 pub(super) fn driver_op(setup: &Setup, what: &str) -> Op {
-    let (domain, devid) = (setup.domain, setup.devid);
-    let (bus, device, function) = (devid >> 8, devid >> 3 & 0x1f, devid & 7);
     Op::WriteText {
         path: format!("/sys/bus/pci/drivers/vramio_mockgpu/{what}"),
-        text: format!("{domain:04x}:{bus:02x}:{device:02x}.{function}"),
+        text: rest::name(setup.domain, setup.devid),
     }
 }
 

@@ -7,7 +7,8 @@ use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::{self, Kind};
 use crate::lane::Case;
-use anyhow::{anyhow, bail, ensure, Result};
+use crate::rest;
+use anyhow::{anyhow, ensure, Result};
 use libc::ENOENT;
 use std::time::{Duration, Instant};
 use vramio_abi::{Reason, VramioIo, VRAMIO_IOC_READ};
@@ -83,32 +84,6 @@ fn poison(context: &Context<'_>, buffer: &Buffer) -> Result<()> {
     context.vm.vram.poison(&memory)
 }
 
-/// Waits until the GPU has no memory allocated. What a process leaves is freed
-/// when its last request has ended.
-fn wait_until_free(context: &Context<'_>) -> Result<()> {
-    let session = context.vm.guest.spawn()?;
-    let gpu = RemoteGpu::open(&session)?;
-    let start = Instant::now();
-    loop {
-        let info = gpu.info()?.ok(|_| 0)?;
-        if info.allocated_bytes == 0 {
-            break;
-        }
-        if start.elapsed() > Duration::from_secs(20) {
-            bail!(
-                "{} bytes of GPU memory are still allocated",
-                info.allocated_bytes
-            );
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    // All of it can be had again.
-    let info = gpu.info()?.ok(|_| 0)?;
-    gpu.alloc(info.total_bytes)?.ok(|_| 0)?;
-    session.end()?;
-    Ok(())
-}
-
 /// Two processes read at the same time, each into its own memory, and neither
 /// can use the other's registration.
 fn two_processes(context: &mut Context<'_>) -> Result<()> {
@@ -151,7 +126,7 @@ fn two_processes(context: &mut Context<'_>) -> Result<()> {
     for (session, ..) in parties {
         session.end()?;
     }
-    wait_until_free(context)
+    rest::all_is_free(context)
 }
 
 /// Two opens of one process share nothing.
@@ -213,7 +188,7 @@ fn exit_frees_all(context: &mut Context<'_>) -> Result<()> {
     }
     let exit = session.end()?;
     ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
-    wait_until_free(context)
+    rest::all_is_free(context)
 }
 
 /// A read of a slow disk that is under way.
@@ -273,7 +248,8 @@ fn during(
     throttle(context, 0)?;
     // It may have ended by itself.
     let _ = session.end();
-    result
+    result?;
+    rest::at_rest(context, &[])
 }
 
 /// A killed process goes away soon, its request ends between two parts, and its
@@ -290,7 +266,7 @@ fn kill_mid_request(context: &mut Context<'_>) -> Result<()> {
             "the request went on to its end: {account:?}"
         );
         throttle(context, 0)?;
-        wait_until_free(context)?;
+        rest::all_is_free(context)?;
         // Nothing arrives any more.
         let memory = slow.buffer.offset..slow.buffer.offset + SLOW;
         context.vm.vram.poison(&memory)?;
@@ -334,7 +310,7 @@ fn close_mid_request(context: &mut Context<'_>) -> Result<()> {
         ensure!(out.bytes == SLOW, "{out:?}");
         check_content(context, slow.buffer.offset, &slow.plan, SLOW)?;
         slow.session.end()?;
-        wait_until_free(context)
+        rest::all_is_free(context)
     })
 }
 
@@ -363,7 +339,7 @@ fn unmap_mid_request(context: &mut Context<'_>) -> Result<()> {
         }
         other.end()?;
         slow.session.end()?;
-        wait_until_free(context)
+        rest::all_is_free(context)
     })
 }
 
@@ -465,7 +441,7 @@ fn rmmod_while_open(context: &mut Context<'_>) -> Result<()> {
     // Still there, and still working.
     ensure!(buffer.device.info()?.errno == 0);
     session.end()?;
-    wait_until_free(context)?;
+    rest::all_is_free(context)?;
     for module in ["vramio", "vramio_mockgpu"] {
         unload(context, module)?;
     }

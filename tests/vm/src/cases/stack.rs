@@ -457,9 +457,13 @@ fn far_path(context: &mut Context<'_>) -> Result<()> {
     let fd = session.open(&volume.device, libc::O_RDWR)?;
     setup.accepted("by near paths", fd, &content)?;
 
-    let properties = [("serial", SUBSYSTEM), ("subsys", SUBSYSTEM)];
+    let properties = [
+        ("bus", FAR_PORT),
+        ("serial", SUBSYSTEM),
+        ("subsys", SUBSYSTEM),
+    ];
     let monitor = &mut setup.context.vm.monitor;
-    monitor.plug("nvme", "far", FAR_PORT, &properties)?;
+    monitor.plug("nvme", "far", &properties)?;
     let mut far = String::new();
     wait(&session, "the far path", |session| {
         let now = paths(session, &volume.device)?;
