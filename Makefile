@@ -24,7 +24,7 @@ help: ## Show this.
 	@sed -n 's/^\([a-z0-9%-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | \
 		while IFS='|' read -r target text; do printf '  %-16s %s\n' "$$target" "$$text"; done
 	@echo
-	@echo '  KERNEL=7.2        take this kernel series (default: the newest supported one)'
+	@echo '  KERNEL=7.2        take this kernel series, or debug (default: the newest stock one)'
 	@echo '  FILTER=name       run only the tests with this in their names'
 	@echo '  VRAMIO_CACHE=DIR  where build root and kernels are kept (default: ~/.cache/vramio)'
 	@echo '  VRAMIO_MIRROR=URI Debian mirror (default: the one that apt uses)'
@@ -40,7 +40,7 @@ test: ## Run the tests of all lanes.
 	if [ -n "$$failed" ]; then echo "test: FAILED:$$failed"; exit 1; fi; \
 	echo 'test: PASS'
 
-.PHONY: test-abi test-host test-guest test-smoke-72
+.PHONY: test-abi test-host test-guest test-smoke-72 test-debug
 test-abi: ## Lane: the ABI's layout, Rust against C.
 	@$(VM) host-tests --lane abi --package vramio-abi $(FILTER)
 
@@ -57,6 +57,10 @@ test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 soak: ## Slow lane: what requests rest on goes away, ROUNDS=50 times (SEED=n: from this round on).
 	@$(READY) && ROUNDS='$(ROUNDS)' SEED='$(SEED)' \
 	cargo run --quiet --package vramio-vm-tests -- --lane soak --nocapture $(FILTER)
+
+.PHONY: test-debug
+test-debug: ## Lane: the tests in a VM on a debug kernel, which is built once (half an hour).
+	@$(VM_TESTS) --kernel debug $(FILTER)
 
 .PHONY: fuzz test-kernels test-install
 fuzz: ## Call the module FUZZ=100000 times, right and wrong, from SEED=n on (default: the time).

@@ -250,7 +250,14 @@ impl Attachment {
             let device = &raw mut (*this.import.exporter.as_ptr()).dev;
             bindings::dma_buf_dynamic_attach(this.import.dmabuf.0.as_ptr(), device, &OPS, private)
         })
-        .map_err(|e| Refusal::new(e.to_errno().unsigned_abs(), Reason::DmabufRefused))?;
+        .map_err(|e| {
+            let errno = e.to_errno().unsigned_abs();
+            let reason = match errno {
+                ENOMEM => Reason::NoMemory,
+                _ => Reason::DmabufRefused,
+            };
+            Refusal::new(errno, reason)
+        })?;
         // SAFETY: Nobody reads it before this returns.
         unsafe { *this.raw.get() = raw };
         this.check_peer2peer()?;

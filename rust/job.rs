@@ -23,8 +23,8 @@ use crate::{
 use core::mem;
 use kernel::{
     bindings::{
-        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENODEV, ENOSPC, ERANGE,
-        EREMOTEIO,
+        self, EAGAIN, EBUSY, ECANCELED, EDQUOT, EFBIG, EINTR, EINVAL, EIO, ENODEV, ENOMEM, ENOSPC,
+        ERANGE, EREMOTEIO,
     },
     sync::Arc,
 };
@@ -399,6 +399,7 @@ fn error_reason(errno: u32, direction: Direction) -> Reason {
     match errno {
         EINVAL | EREMOTEIO => Reason::MapRefused,
         EINTR => Reason::Interrupted,
+        ENOMEM => Reason::NoMemory,
         EBUSY if direction == Direction::Write => Reason::PageCacheBusy,
         EFBIG => Reason::FileSize,
         ENOSPC | EDQUOT => Reason::NoSpace,

@@ -11,7 +11,7 @@ use std::sync::LazyLock;
 
 /// Signs of a fault in the kernel. The stock kernel prints none of them in a
 /// good run.
-const FAULTS: [&str; 15] = [
+const FAULTS: [&str; 17] = [
     r"------------\[ cut here \]------------",
     r"\bWARNING:",
     r"\bBUG:",
@@ -26,6 +26,9 @@ const FAULTS: [&str; 15] = [
     r"refcount_t: |percpu_ref .* underflow|kobject_add_internal failed",
     r"KASAN:|KCSAN:|UBSAN:|KFENCE:|kmemleak: .* new suspected",
     r"Bad page (state|map)|bad: scheduling from the idle|list_(add|del) corruption",
+    r"kernel BUG at|rust_kernel: panicked|ODEBUG: \w+ (active|inactive|initialized|destroyed|none|not available)|DMA-API: .*: device driver",
+    // A detector that has given up sees nothing.
+    r"DMA-API: debugging out of memory|kmemleak: .*(detector disabled|pool empty|Cannot)|ODEBUG disabled|turning off the locking|lockdep is turned off",
     r"unable to handle|soft lockup|hard LOCKUP|Unknown symbol",
 ];
 
@@ -125,6 +128,13 @@ mod tests {
             "[    3.1] rcu: INFO: rcu_preempt self-detected stall on CPU",
             "[    3.1] Kernel panic - not syncing: sysrq triggered crash",
             "[    3.1] vramio: Unknown symbol foo (err -2)",
+            "[    3.1] rust_kernel: panicked at rust/io.rs:12:5:",
+            "[    3.1] ODEBUG: free active (active state 0) object: 00000000deadbeef",
+            "[    3.1] DMA-API: vramio_mockgpu 0000:03:00.0: device driver frees DMA memory",
+            "[    3.1] kmemleak: 3 new suspected memory leaks (see /sys/kernel/debug/kmemleak)",
+            "[    3.1] kmemleak: Memory pool empty, consider increasing it",
+            "[    3.1] DMA-API: debugging out of memory - disabling",
+            "[    3.1] ODEBUG: Out of memory. ODEBUG disabled",
         ] {
             assert!(is_fault(line), "{line}");
         }
@@ -133,6 +143,9 @@ mod tests {
             "[    0.2] Spectre V2 : Mitigation: Retpolines",
             "[    2.0] nvme nvme0: 2/0/0 default/read/poll queues",
             "[    2.0] EXT4-fs (nvme0n2): mounted filesystem r/w with ordered data mode.",
+            "[    0.2] DMA-API: preallocated 65536 debug entries",
+            "[    0.2] ODEBUG: selftest passed",
+            "[    2.0] FAULT_INJECTION: forcing a failure.",
             "[    2.0] vramio: loading out-of-tree module taints kernel.",
         ] {
             assert!(!is_fault(line), "{line}");

@@ -10,7 +10,7 @@
 use crate::archive::{self, Archive};
 use crate::elf;
 use crate::enter::BuildRoot;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Variant};
 use anyhow::{bail, Context, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -225,11 +225,19 @@ fn add_programs<W: Write>(archive: &mut Archive<W>, root: &BuildRoot) -> Result<
 /// Adds the modules in [`MODULES`] and what they need, unpacked, and a
 /// `modules.dep` for busybox.
 fn add_modules<W: Write>(archive: &mut Archive<W>, kernel: &Kernel) -> Result<()> {
+    let dir = format!("usr/lib/modules/{}", kernel.release);
+    if kernel.variant == Variant::Debug {
+        // All that it has is built in.
+        let name = "modules.builtin";
+        let path = kernel.modules.join(name);
+        let list = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        archive.file(&format!("{dir}/modules.dep"), 0o644, b"")?;
+        return archive.file(&format!("{dir}/{name}"), 0o644, &list);
+    }
     let mut files = BTreeMap::new();
     index(&kernel.modules, &mut files)?;
     let mut queue: Vec<String> = MODULES.iter().map(|name| elf::module_name(name)).collect();
     let mut needs: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    let dir = format!("usr/lib/modules/{}", kernel.release);
     while let Some(name) = queue.pop() {
         if needs.contains_key(&name) {
             continue;

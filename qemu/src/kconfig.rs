@@ -29,6 +29,19 @@ pub fn differences(stock: &str, local: &str) -> Vec<String> {
     different
 }
 
+/// The lines of the fragment `wanted` that do not hold in `config`.
+pub fn lost<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
+    let wanted = wanted.lines().filter(|line| line.contains("CONFIG_"));
+    let holds = |line: &str| {
+        config.lines().any(|found| found == line)
+            || line
+                .strip_suffix(" is not set")
+                .and_then(|rest| rest.strip_prefix("# "))
+                .is_some_and(|option| value(config, option).is_none())
+    };
+    wanted.filter(|line| !holds(line)).collect()
+}
+
 fn options(config: &str) -> BTreeMap<&str, &str> {
     config
         .lines()
@@ -63,6 +76,15 @@ mod tests {
     fn a_lost_or_changed_option_is_a_difference() {
         let local = "CONFIG_X=m\nCONFIG_LOCALVERSION=\"\"\n";
         assert_eq!(differences(STOCK, local), ["CONFIG_RUST", "CONFIG_X"]);
+    }
+
+    #[test]
+    fn what_a_configuration_does_not_have_is_lost() {
+        let wanted = "# a remark\nCONFIG_RUST=y\n# CONFIG_X is not set\n# CONFIG_Y is not set\n";
+        assert!(lost(wanted, STOCK).is_empty());
+        let other = "CONFIG_RUST=m\nCONFIG_Y=y\n";
+        let expected = ["CONFIG_RUST=y", "# CONFIG_Y is not set"];
+        assert_eq!(lost(wanted, other), expected);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A stock kernel: its image, its modules and a source tree to build against.
+//! A kernel: its image, its modules and a source tree to build against.
 
 use crate::enter::{Bind, BuildRoot};
 use crate::progress::Step;
@@ -17,21 +17,69 @@ pub const IMAGE_SPACE: u64 = 512 << 20;
 pub const TREE_SPACE: u64 = 5 << 29;
 
 /// The compiler under the name that the stock kernel's configuration has.
-pub const CC: &str = "CC=x86_64-linux-gnu-gcc-14";
+const CC: &str = "CC=x86_64-linux-gnu-gcc-14";
 
-/// A stock kernel, ready to boot and to build modules for.
+/// How a kernel was built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Variant {
+    /// By Debian.
+    Stock,
+    /// By us, with the kernel's detectors ([`crate::debug`]).
+    Debug,
+}
+
+impl Variant {
+    /// What tells make the compiler, which is the kernel's own.
+    pub fn compiler(self) -> &'static str {
+        match self {
+            Variant::Stock => CC,
+            Variant::Debug => "LLVM=1",
+        }
+    }
+
+    /// A machine's memory, as QEMU takes it. KASAN wants an eighth of it for itself,
+    /// and keeps what was freed for a while.
+    pub fn memory(self) -> &'static str {
+        match self {
+            Variant::Stock => "1G",
+            Variant::Debug => "2G",
+        }
+    }
+
+    /// Words for the kernel's command line.
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Variant::Stock => &[],
+            // Every error is reported, not the first alone.
+            Variant::Debug => &["kasan_multi_shot"],
+        }
+    }
+
+    /// How much longer than with the stock kernel things may take.
+    pub fn patience(self) -> u32 {
+        match self {
+            Variant::Stock => 1,
+            Variant::Debug => 5,
+        }
+    }
+}
+
+/// A kernel, ready to boot and to build modules for.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Upstream series, such as `7.3`.
+    /// Upstream series, such as `7.3`, or `debug`.
     pub series: String,
     /// What `uname -r` says, such as `7.3.4+deb13-amd64`.
     pub release: String,
     /// The kernel image.
     pub vmlinuz: PathBuf,
-    /// `lib/modules/RELEASE`: `modules.dep` and the `.ko.xz` files.
+    /// `lib/modules/RELEASE`: `modules.dep` and the `.ko.xz` files. The debug kernel
+    /// has `modules.builtin` alone.
     pub modules: PathBuf,
     /// The prepared source tree.
     pub tree: PathBuf,
+    /// How it was built.
+    pub variant: Variant,
 }
 
 impl Kernel {
@@ -43,6 +91,7 @@ impl Kernel {
             vmlinuz: image.join("vmlinuz"),
             modules: image.join("lib/modules").join(&spec.release),
             tree,
+            variant: Variant::Stock,
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod apt;
 pub mod archive;
 pub mod cache;
 pub mod console;
+pub mod debug;
 pub mod demo;
 pub mod elf;
 pub mod enter;

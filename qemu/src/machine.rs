@@ -336,7 +336,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<Strin
     args.pair("-accel", "tcg,thread=single");
     args.pair("-cpu", &config.cpu);
     args.pair("-smp", "2");
-    args.pair("-m", "1G");
+    args.pair("-m", kernel.variant.memory());
     for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
         args.word(flag);
     }
@@ -344,7 +344,7 @@ fn arguments(config: &Config, kernel: &Kernel, dir: &RunDir) -> Result<Vec<Strin
     args.pair("-nic", "none");
     args.pair("-kernel", &kernel.vmlinuz.display().to_string());
     args.pair("-initrd", &dir.initrd().display().to_string());
-    args.pair("-append", &kernel_command_line(config));
+    args.pair("-append", &kernel_command_line(config, kernel));
     args.pair("-serial", &format!("file:{}", dir.console().display()));
     if config.shell {
         args.pair("-chardev", "stdio,id=terminal,signal=off");
@@ -455,7 +455,7 @@ fn backing(disk: &Disk, image: &str) -> String {
     }
 }
 
-fn kernel_command_line(config: &Config) -> String {
+fn kernel_command_line(config: &Config, kernel: &Kernel) -> String {
     let mut words = vec![
         "console=ttyS0",
         "loglevel=6",
@@ -475,6 +475,7 @@ fn kernel_command_line(config: &Config) -> String {
     if config.shell {
         words.push("vramio.shell");
     }
+    words.extend(kernel.variant.words());
     words.extend(config.kernel_args.iter().map(String::as_str));
     words.join(" ")
 }

@@ -13,7 +13,7 @@ use vramio_qemu::{cache, demo, install, lane, prepare, programs, shell};
 #[derive(Parser)]
 #[command(name = "vramio-vm", version)]
 struct Cli {
-    /// Kernel series, such as 7.2 (default: the newest supported one).
+    /// Kernel series, such as 7.2, or `debug` (default: the newest supported one).
     #[arg(long, global = true, env = "KERNEL")]
     kernel: Option<String>,
     #[command(subcommand)]

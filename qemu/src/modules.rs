@@ -3,13 +3,16 @@
 //! Builds our kernel modules.
 
 use crate::enter::Bind;
-use crate::kernel::{jobs, CC};
+use crate::kernel::{jobs, Variant};
 use crate::prepare::{checkout, Prepared};
 use crate::process;
 use anyhow::{bail, ensure, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+
+/// Builds the module with planted bugs, too.
+const PLANT: &str = "VRAMIO_PLANT=1";
 
 /// The built modules.
 #[derive(Clone, Debug)]
@@ -18,6 +21,20 @@ pub struct Modules {
     pub vramio: PathBuf,
     /// `vramio_mockgpu.ko`.
     pub mockgpu: PathBuf,
+    /// `vramio_plant.ko`, for the debug kernel.
+    pub plant: Option<PathBuf>,
+}
+
+impl Modules {
+    /// The modules' files, with their names.
+    pub fn files(&self) -> Vec<(&'static str, &Path)> {
+        let mut files = vec![
+            ("vramio.ko", self.vramio.as_path()),
+            ("vramio_mockgpu.ko", &self.mockgpu),
+        ];
+        files.extend(self.plant.as_deref().map(|file| ("vramio_plant.ko", file)));
+        files
+    }
 }
 
 /// How modules are built: in a directory of its own for each.
@@ -45,13 +62,13 @@ impl Flavour {
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Flavour::Plain => &[],
-            Flavour::Clippy => &["CLIPPY=1", "W=e"],
+            Flavour::Clippy => &["CLIPPY=1", "W=e", PLANT],
             Flavour::Test => &["VRAMIO_TEST=y"],
         }
     }
 }
 
-/// Builds both modules for the prepared kernel, below
+/// Builds the modules for the prepared kernel, below
 /// `build/DIRECTORY/RELEASE` of the checkout.
 ///
 /// # Errors
@@ -84,11 +101,15 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     let mut make = root.command("make", &binds);
     make.arg("-C")
         .arg(&kernel.tree)
-        .arg(CC)
+        .arg(kernel.variant.compiler())
         .arg(assign("M", &repo)?)
         .arg(assign("MO", &out)?)
         .arg(format!("-j{}", jobs()))
         .arg("--no-print-directory");
+    let debug = kernel.variant == Variant::Debug;
+    if debug {
+        make.arg(PLANT);
+    }
     let status = make
         .args(flavour.arguments())
         .arg("modules")
@@ -104,8 +125,9 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     let modules = Modules {
         vramio: out.join("vramio.ko"),
         mockgpu: out.join("vramio_mockgpu.ko"),
+        plant: debug.then(|| out.join("vramio_plant.ko")),
     };
-    for module in [&modules.vramio, &modules.mockgpu] {
+    for (_, module) in modules.files() {
         check(prepared, module)?;
     }
     Ok(modules)

@@ -8,7 +8,7 @@ use crate::enter::BuildRoot;
 use crate::kernel::{self, Kernel};
 use crate::mirror::Mirrors;
 use crate::resolve::{self, KernelSpec, Resolved};
-use crate::{host, root};
+use crate::{debug, host, root};
 use anyhow::{bail, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,8 @@ pub struct Prepared {
     pub kernel: Kernel,
 }
 
-/// Prepares the preferred supported series, or `series` (such as `7.2`).
+/// Prepares the preferred supported series, or `series` (such as `7.2`), or the debug
+/// kernel of the preferred one ([`debug::SERIES`]).
 ///
 /// With `update` the archive is asked again which versions are the newest.
 ///
@@ -37,6 +38,9 @@ pub struct Prepared {
 ///
 /// When the host lacks space, tools or network, or a stage fails.
 pub fn prepare(series: Option<&str>, update: bool) -> Result<Prepared> {
+    if series == Some(debug::SERIES) {
+        return debug::prepare(prepare(None, update)?);
+    }
     resolve::check_series(series)?;
     let cache = Cache::open()?;
     if !update {

@@ -4,6 +4,7 @@
 //! structures: for tests that look closer than the `vramio` crate does.
 
 use crate::guest::{GuestError, Pending, Session};
+use serde::de::DeserializeOwned;
 use std::mem::size_of;
 use vramio_abi::mockgpu::{
     MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
@@ -16,7 +17,7 @@ use vramio_abi::{
     VRAMIO_IOC_REGISTER, VRAMIO_IOC_REGISTER_DMABUF, VRAMIO_IOC_STATS, VRAMIO_IOC_UNREGISTER,
     VRAMIO_IOC_WRITE, VRAMIO_STATS_MODULE, VRAMIO_STATS_OPEN, VRAMIO_STATS_PROVIDER,
 };
-use vramio_guest::protocol::{IoctlResult, Op};
+use vramio_guest::protocol::{Failure, Injected, IoctlResult, Op};
 
 /// The module's node.
 pub const DEVICE: &str = "/dev/vramio";
@@ -141,6 +142,48 @@ pub fn ioctl<T: Abi>(
     arg: &T,
 ) -> Result<Answer<T>, GuestError> {
     answer(&session.ioctl(fd, command, &arg.to_bytes())?)
+}
+
+/// The same with the `nth` allocation failing that the kernel makes for the call. Also
+/// says whether there were as many.
+///
+/// # Errors
+///
+/// See [`GuestError`].
+pub fn ioctl_failing<T: Abi>(
+    session: &Session,
+    nth: u32,
+    fd: i32,
+    command: u32,
+    arg: &T,
+) -> Result<(Answer<T>, bool), GuestError> {
+    let arg = arg.to_bytes();
+    let (outcome, injected) = failing(session, nth, Op::Ioctl { fd, command, arg })?;
+    let result = outcome.map_err(GuestError::Failed)?;
+    Ok((answer(&result)?, injected))
+}
+
+/// The same for any operation, whose own failure is no error here.
+///
+/// # Errors
+///
+/// See [`GuestError`].
+pub fn failing<T: DeserializeOwned>(
+    session: &Session,
+    nth: u32,
+    op: Op,
+) -> Result<(Result<T, Failure>, bool), GuestError> {
+    let Injected { injected, outcome } = session.fail_nth(nth, op)?;
+    let outcome = match outcome {
+        Err(failure) => Err(failure),
+        Ok(value) => Ok(
+            serde_json::from_value(value).map_err(|error| GuestError::Nonsense {
+                op: "an operation that fails".to_owned(),
+                text: error.to_string(),
+            })?,
+        ),
+    };
+    Ok((outcome, injected))
 }
 
 /// A request that is under way.

@@ -4,7 +4,7 @@
 
 use crate::guest::{GuestError, Session};
 use vramio_guest::file::{Extent, FilePlan};
-use vramio_guest::protocol::{Disk, Exit, Failure, IoctlResult, Op, Output, PciDevice};
+use vramio_guest::protocol::{Disk, Exit, Failure, Injected, IoctlResult, Op, Output, PciDevice};
 
 impl Session {
     /// Runs a program to its end.
@@ -209,6 +209,17 @@ impl Session {
             command,
             arg: arg.to_vec(),
         })
+    }
+
+    /// Runs an operation with the `nth` allocation that the kernel makes for it
+    /// failing.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`]. What the operation itself fails with is no error here.
+    pub fn fail_nth(&self, nth: u32, op: Op) -> Result<Injected, GuestError> {
+        let op = Box::new(op);
+        self.call(Op::FailNth { nth, op })
     }
 
     /// Mounts a file system.

@@ -3,9 +3,10 @@
 //! A virtual machine that has booted, with its witnesses.
 
 use crate::console::Console;
+use crate::debug;
 use crate::guest::Guest;
 use crate::image::{self, Extra};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Variant};
 use crate::machine::{Config, Machine, RunDir};
 use crate::modules::{self, Flavour, Modules};
 use crate::monitor::Monitor;
@@ -67,16 +68,9 @@ impl Parts {
             extra(&programs.cli, "usr/bin/vramio", 0o755),
         ];
         if let Some(modules) = modules {
-            extras.push(extra(
-                &modules.vramio,
-                &format!("{MODULE_DIR}/vramio.ko"),
-                0o644,
-            ));
-            extras.push(extra(
-                &modules.mockgpu,
-                &format!("{MODULE_DIR}/vramio_mockgpu.ko"),
-                0o644,
-            ));
+            for (name, file) in modules.files() {
+                extras.push(extra(file, &format!("{MODULE_DIR}/{name}"), 0o644));
+            }
         }
         Ok(Self {
             prepared,
@@ -216,6 +210,9 @@ impl Vm {
             );
         }
         vm.first_attempt = first;
+        if parts.kernel().variant == Variant::Debug {
+            debug::arm(&vm.guest.session())?;
+        }
         if parts.has_modules() {
             vm.load_modules()?;
         }
@@ -227,10 +224,11 @@ impl Vm {
         fresh(dir)?;
         image::write_run(&parts.base, &parts.extras, &dir.initrd())?;
         let Prepared { root, kernel, .. } = &parts.prepared;
+        let patience = BOOT_PATIENCE * kernel.variant.patience();
         let (machine, channels) = Machine::start(root, kernel, config, dir)?;
         let mut console = Console::new(dir.console());
         let connected = Monitor::connect(channels.monitor)
-            .and_then(|monitor| Ok((monitor, Guest::connect(channels.agent, BOOT_PATIENCE)?)));
+            .and_then(|monitor| Ok((monitor, Guest::connect(channels.agent, patience)?)));
         let (monitor, guest) = connected.map_err(|error| {
             let exit = machine.exit_within(EXIT_PATIENCE).map_or_else(
                 || "QEMU still runs".to_owned(),

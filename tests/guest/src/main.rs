@@ -6,6 +6,7 @@
 mod extents;
 mod family;
 mod fuzz;
+mod inject;
 mod make;
 mod ops;
 mod port;

@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, family, fuzz, make, uring};
+use crate::{extents, family, fuzz, inject, make, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -101,6 +101,9 @@ pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
             .and_then(to_value),
         Op::Storm { millis } => family::storm(millis)
             .map_err(|error| failed("send signals", &error))
+            .and_then(to_value),
+        Op::FailNth { nth, op } => inject::run(id, nth, *op)
+            .map_err(|error| failed("fault injection", &error))
             .and_then(to_value),
         Op::Mount {
             source,

@@ -288,6 +288,14 @@ pub enum Op {
         /// For how long, ms.
         millis: u64,
     },
+    /// Runs `op` with one allocation, or one copy from or to the process, failing that
+    /// the kernel makes for it → [`Injected`]. The kernel needs fault injection.
+    FailNth {
+        /// Which one, from 1 on.
+        nth: u32,
+        /// The operation, which runs in one thread.
+        op: Box<Op>,
+    },
     /// `mount(2)` → nothing.
     Mount {
         /// Device.
@@ -389,6 +397,15 @@ pub struct UringDone {
     pub result: i32,
     /// `big_cqe[0]`.
     pub extra: u64,
+}
+
+/// What came out of an operation that an allocation was to fail in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Injected {
+    /// Whether there were as many, so that one has failed.
+    pub injected: bool,
+    /// The operation's own outcome.
+    pub outcome: Result<serde_json::Value, Failure>,
 }
 
 /// Calls of the module that a seed determines. The module's parameters are as the plan

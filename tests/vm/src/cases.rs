@@ -2,16 +2,19 @@
 
 //! The cases, by what they are about.
 
+mod allocation;
 mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
+mod detect;
 mod dmabuf;
 mod failure;
 mod family;
 mod field;
 mod frame;
 mod fuzz;
+mod leaks;
 mod merge;
 mod platform;
 mod process;
@@ -48,6 +51,10 @@ pub fn all() -> Vec<Case> {
         fuzz::cases(),
         merge::cases(),
         platform::cases(),
+        allocation::cases(),
+        detect::cases(),
+        // The last of each machine.
+        leaks::cases(),
     ];
     let mut cases: Vec<Case> = cases.into_iter().flatten().collect();
     for case in &mut cases {

@@ -43,6 +43,18 @@ impl Context<'_> {
 }
 
 impl Buffer {
+    /// The same memory, registered with another open of the device.
+    pub fn again(&self, session: &Session) -> Result<Self> {
+        let device = RemoteDevice::open(session)?;
+        let registration = device.register(self.addr, self.len)?;
+        Ok(Self {
+            gpu: self.gpu.clone(),
+            id: registration.ok(|out| out.reason)?.id,
+            device,
+            ..*self
+        })
+    }
+
     /// The same in any process.
     pub fn new(session: &Session, len: u64) -> Result<Self> {
         Self::on(&RemoteDevice::open(session)?, remote::GPU, len)

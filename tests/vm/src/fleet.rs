@@ -73,6 +73,17 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Those of the default lane that the debug kernel has all drivers for. It lacks
+    /// most of what `Stacks` puts together.
+    pub const DEBUG: [Kind; 6] = [
+        Kind::Default,
+        Kind::Prp,
+        Kind::HostBridge,
+        Kind::Apart,
+        Kind::Bounced,
+        Kind::Translated,
+    ];
+
     /// A name for test names.
     pub fn name(self) -> &'static str {
         match self {

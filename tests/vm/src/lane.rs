@@ -13,9 +13,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vramio_qemu::guest::GuestError;
 use vramio_qemu::junit::{Outcome, Report};
+use vramio_qemu::kernel::Variant;
 use vramio_qemu::modules::{self, Flavour, Modules};
 use vramio_qemu::vm::{Parts, Vm};
-use vramio_qemu::{prepare, programs};
+use vramio_qemu::{debug, prepare, programs};
 
 /// What to run.
 pub struct Options {
@@ -32,7 +33,7 @@ pub struct Options {
 }
 
 /// What a case does in a machine.
-type Run = Box<dyn Fn(&mut Context<'_>) -> Result<()> + Send>;
+pub type Run = Box<dyn Fn(&mut Context<'_>) -> Result<()> + Send>;
 
 /// What a case does.
 pub enum Body {
@@ -56,6 +57,29 @@ pub struct Case {
     pub lane: Option<&'static str>,
     /// Reports from the field that it is an answer to ([`crate::cases`]).
     pub reports: Vec<&'static str>,
+    /// The kernels that it runs on.
+    pub on: On,
+}
+
+/// Which kernels a case is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// Stock and debug ones.
+    All,
+    /// Stock ones: the debug kernel lacks something, or is too slow for it.
+    Stock,
+    /// The debug kernel, for its detectors.
+    Debug,
+}
+
+impl On {
+    fn has(self, variant: Variant) -> bool {
+        match self {
+            On::All => true,
+            On::Stock => variant == Variant::Stock,
+            On::Debug => variant == Variant::Debug,
+        }
+    }
 }
 
 impl Case {
@@ -65,11 +89,26 @@ impl Case {
         kind: Kind,
         run: impl Fn(&mut Context<'_>) -> Result<()> + Send + 'static,
     ) -> Self {
+        let on = if Kind::DEBUG.contains(&kind) {
+            On::All
+        } else {
+            On::Stock
+        };
+        Self::with(name.into(), Body::In(kind, Box::new(run)), on)
+    }
+
+    /// A case with machines of its own.
+    pub fn alone(name: impl Into<String>, on: On, run: fn(&mut Fleet) -> Result<()>) -> Self {
+        Self::with(name.into(), Body::Alone(run), on)
+    }
+
+    fn with(name: String, body: Body, on: On) -> Self {
         Self {
-            name: name.into(),
-            body: Body::In(kind, Box::new(run)),
+            name,
+            body,
             smoke: false,
             stock: false,
+            on,
             lane: None,
             reports: Vec::new(),
         }
@@ -82,6 +121,12 @@ impl Case {
             lane: Some(lane),
             ..self
         }
+    }
+
+    /// The same, but only on these kernels.
+    #[must_use]
+    pub fn on(self, on: On) -> Self {
+        Self { on, ..self }
     }
 
     /// The same as a smoke test.
@@ -133,9 +178,14 @@ pub fn run(options: &Options, mut arguments: Arguments) -> Result<ExitCode> {
         fleet: None,
         report: Report::new(),
     }));
+    let variant = if options.series.as_deref() == Some(debug::SERIES) {
+        Variant::Debug
+    } else {
+        Variant::Stock
+    };
     let mut cases = cases::all();
     cases.retain(|case| case.lane == options.lane.as_deref());
-    cases.retain(|case| case.smoke || !options.smoke);
+    cases.retain(|case| (case.smoke || !options.smoke) && case.on.has(variant));
     cases.sort_by_key(Case::rank);
     let trials: Vec<Trial> = cases
         .into_iter()

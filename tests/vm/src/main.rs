@@ -24,7 +24,7 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "vramio-vm-tests")]
 struct Cli {
-    /// Kernel series, such as 7.2 (default: the newest supported one).
+    /// Kernel series, such as 7.2, or `debug` (default: the newest supported one).
     #[arg(long, env = "KERNEL")]
     kernel: Option<String>,
     /// Run the smoke tests alone.

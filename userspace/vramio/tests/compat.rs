@@ -118,6 +118,40 @@ fn the_path_is_where_the_data_was() {
     }
 }
 
+/// Small reads of cold data do not bring it into the cache, also after reads of cached
+/// data: at most the first one is tried there.
+#[test]
+fn small_cold_reads_stay_out_of_the_cache() {
+    let _alone = alone();
+    let dir = directory();
+    let context = context(|_| ());
+    let size = 4 * MIB;
+    let data = content(21, 0, size as usize);
+    let std = make(&path(&dir), &data);
+    let file = open(&context, &path(&dir));
+    let vram = Vram::new(&context, size);
+    let read = |at: u64| {
+        let outcome = file.read_at(&vram.buffer, at, at, 4096).expect("it reads");
+        assert_eq!(outcome.bytes, 4096);
+        outcome.path.known().expect("a path")
+    };
+    warm(&std, 0, size as usize);
+    for at in [0, MIB, 2 * MIB] {
+        assert_eq!(read(at), Path::CompatCache);
+    }
+    evict(&std, 0, 0);
+    let cold = |at: u64| read(at) == Path::CompatDirect;
+    let places: Vec<u64> = (0..200).map(|call| (call * 37 % 1024) * 4096).collect();
+    let direct = places.iter().filter(|at| cold(**at)).count();
+    assert!(direct >= 198, "{direct}");
+    // Were they in the cache now, they would be read from there.
+    let direct = places.iter().filter(|at| cold(**at)).count();
+    assert!(direct >= 197, "{direct}");
+    for at in places {
+        assert!(vram.content()[at as usize..][..4096] == data[at as usize..][..4096]);
+    }
+}
+
 #[test]
 fn dirty_pages_are_read_as_they_are() {
     let _alone = alone();

@@ -80,7 +80,7 @@ pub fn cases() -> Vec<Case> {
 }
 
 /// Kinds that behave.
-const GOOD: [(u32, &str); 3] = [
+pub(super) const GOOD: [(u32, &str); 3] = [
     (mock::MOCKGPU_KIND_PINNED, "pinned"),
     (mock::MOCKGPU_KIND_MOVABLE, "movable"),
     (mock::MOCKGPU_KIND_STATIC, "static"),
@@ -94,24 +94,24 @@ struct Good {
 }
 
 /// A GPU, the module, and what is said of the GPU in each registration.
-struct Setup {
-    gpu: RemoteGpu,
-    device: RemoteDevice,
+pub(super) struct Setup {
+    pub(super) gpu: RemoteGpu,
+    pub(super) device: RemoteDevice,
     domain: u32,
     devid: u32,
 }
 
 /// An exported allocation.
 #[derive(Clone, Copy)]
-struct Export {
+pub(super) struct Export {
     /// The allocation.
-    offset: u64,
+    pub(super) offset: u64,
     /// The dma-buf.
-    fd: i32,
+    pub(super) fd: i32,
 }
 
 impl Setup {
-    fn new(session: &Session) -> Result<Self> {
+    pub(super) fn new(session: &Session) -> Result<Self> {
         let gpu = RemoteGpu::open(session)?;
         let device = RemoteDevice::open(session)?;
         let info = gpu.info()?.ok(|_| 0)?;
@@ -123,7 +123,7 @@ impl Setup {
         })
     }
 
-    fn export(&self, len: u64, kind: u32) -> Result<Export> {
+    pub(super) fn export(&self, len: u64, kind: u32) -> Result<Export> {
         let offset = self.gpu.alloc(len)?.ok(|_| 0)?.offset;
         self.export_again(offset, kind, 0)
     }
@@ -139,7 +139,7 @@ impl Setup {
         Ok(Export { offset, fd })
     }
 
-    fn request(&self, fd: i32) -> VramioRegisterDmabuf {
+    pub(super) fn request(&self, fd: i32) -> VramioRegisterDmabuf {
         VramioRegisterDmabuf {
             fd,
             domain: self.domain,
@@ -148,7 +148,7 @@ impl Setup {
         }
     }
 
-    fn register(&self, fd: i32) -> Result<VramioRegisterDmabuf> {
+    pub(super) fn register(&self, fd: i32) -> Result<VramioRegisterDmabuf> {
         let answer = self.device.register_dmabuf(self.request(fd))?;
         Ok(answer.ok(|out| out.reason)?)
     }
@@ -168,7 +168,7 @@ impl Setup {
     }
 
     /// The registration has ended.
-    fn ended(&self, id: u32, file: i32, (errno, reason): (i32, Reason)) -> Result<()> {
+    pub(super) fn ended(&self, id: u32, file: i32, (errno, reason): (i32, Reason)) -> Result<()> {
         let answer = self.device.read(io(file, id, 0, PAGE))?;
         ensure!(
             (answer.errno, answer.out.reason) == (errno, reason as u32),
@@ -641,12 +641,16 @@ fn moved_mid_request(context: &mut Context<'_>) -> Result<()> {
 }
 
 /// The sysfs file that unbinds or binds the first GPU.
-fn driver(session: &Session, setup: &Setup, what: &str) -> Result<()> {
-    session.call::<()>(Op::WriteText {
+pub(super) fn driver(session: &Session, setup: &Setup, what: &str) -> Result<()> {
+    session.call::<()>(driver_op(setup, what))?;
+    Ok(())
+}
+
+pub(super) fn driver_op(setup: &Setup, what: &str) -> Op {
+    Op::WriteText {
         path: format!("/sys/bus/pci/drivers/vramio_mockgpu/{what}"),
         text: rest::name(setup.domain, setup.devid),
-    })?;
-    Ok(())
+    }
 }
 
 /// After the driver's end: requests say so, the dma-buf is worth nothing, and the GPU can

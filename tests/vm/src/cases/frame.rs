@@ -6,7 +6,7 @@
 use crate::context::Context;
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::{self, Fleet, Kind};
-use crate::lane::{Body, Case};
+use crate::lane::{Case, On};
 use anyhow::{anyhow, ensure, Result};
 use vramio_guest::file::FilePlan;
 use vramio_guest::pattern;
@@ -39,14 +39,7 @@ pub fn cases() -> Vec<Case> {
             fragmented(context, FileSystem::Xfs)
         }),
         Case::new("frame/cpu-copy-is-seen", Kind::Default, cpu_copy).smoke(),
-        Case {
-            name: "frame/boot-dies".to_owned(),
-            body: Body::Alone(boot_dies),
-            smoke: false,
-            stock: true,
-            lane: None,
-            reports: Vec::new(),
-        },
+        Case::alone("frame/boot-dies", On::Stock, boot_dies).stock(),
     ]
 }
 

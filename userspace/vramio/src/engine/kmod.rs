@@ -42,52 +42,56 @@ pub(crate) struct Registration {
     windows: Vec<Buffer>,
     /// Bytes of each window but the last.
     window: u64,
+    /// Bytes that are registered before the memory begins.
+    lead: u64,
 }
 
 impl Registration {
     fn new(device: &Device, memory: &Memory) -> Result<Self, Error> {
+        let export = match &memory.kind {
+            Kind::Cuda(cuda) => Some(cuda.export(memory.len())?),
+            _ => None,
+        };
+        let lead = export.as_ref().map_or(0, |export| export.lead);
+        let all = export.as_ref().map_or(memory.len(), |export| export.size);
         let info = device.info();
         let align = u64::from(info.registration_align.max(1));
         let most = info.max_registration_bytes;
         // No window ends between two of a file's blocks.
         let window = match most {
-            _ if memory.len() <= most => memory.len(),
+            _ if all <= most => all,
             most if most >= WINDOW_UNIT => most - most % WINDOW_UNIT,
             most => (most - most % align).max(align),
         };
         let ranges = || {
-            (0..memory.len())
+            (0..all)
                 .step_by(usize::try_from(window.max(1)).unwrap_or(usize::MAX))
-                .map(|start| start..memory.len().min(start + window))
+                .map(|start| start..all.min(start + window))
         };
-        let windows: Result<Vec<Buffer>, Error> = match &memory.kind {
-            Kind::Mapped(mapped) => ranges()
+        let windows: Result<Vec<Buffer>, Error> = match (&memory.kind, &export) {
+            (Kind::Mapped(mapped), _) => ranges()
                 .map(|range| device.register_range(mapped.clone(), range))
                 .collect(),
-            Kind::DmaBuf { fd, gpu } => ranges()
+            (Kind::DmaBuf { fd, gpu }, _) => ranges()
                 .map(|range| device.register_dmabuf_range(fd, *gpu, range))
                 .collect(),
-            Kind::Cuda(memory) => {
-                let (dmabuf, gpu, lead) = memory.export()?;
-                ranges()
-                    .map(|range| {
-                        let range = range.start + lead..range.end + lead;
-                        device.register_dmabuf_range(&dmabuf, gpu, range)
-                    })
-                    .collect()
-            }
-            Kind::Host(_) => {
+            (Kind::Cuda(_), Some(export)) => ranges()
+                .map(|range| device.register_dmabuf_range(&export.fd, export.gpu, range))
+                .collect(),
+            (Kind::Host(_) | Kind::Cuda(_), _) => {
                 Err(Error::new(Operation::Register, memory.name()).with_reason(Reason::HostMemory))
             }
         };
         Ok(Registration {
             windows: windows?,
             window: window.max(1),
+            lead,
         })
     }
 
     /// The window that holds `at`, the offset in it, and how much of it follows.
     fn place(&self, at: u64) -> Option<(&Buffer, u64, u64)> {
+        let at = at + self.lead;
         let window = self.windows.get(usize::try_from(at / self.window).ok()?)?;
         let inside = at % self.window;
         Some((window, inside, window.size().saturating_sub(inside)))

@@ -74,7 +74,7 @@ pub fn driver_version() -> Option<u32> {
 }
 
 /// Sizes of dma-bufs are multiples of this, bytes.
-const HOST_PAGE: usize = 4096;
+const HOST_PAGE: u64 = 4096;
 
 /// The version that has what the crate needs: CUDA 12.0.
 const OLDEST: u32 = 12000;
@@ -179,6 +179,18 @@ pub(crate) struct CudaMemory {
     _primary: Option<Primary>,
 }
 
+/// Device memory as a dma-buf.
+#[derive(Debug)]
+pub(crate) struct Export {
+    pub(crate) fd: OwnedFd,
+    /// The GPU whose driver exports it.
+    pub(crate) gpu: PciAddress,
+    /// Bytes of the dma-buf.
+    pub(crate) size: u64,
+    /// Bytes of it before the memory begins.
+    pub(crate) lead: u64,
+}
+
 /// What a CUDA address is.
 #[derive(Debug)]
 pub(crate) enum Pointer {
@@ -269,9 +281,10 @@ impl CudaMemory {
         self.address
     }
 
-    /// Exports the allocation as a dma-buf: the descriptor, the GPU, and how many bytes
-    /// of the dma-buf lie before the address.
-    pub(crate) fn export(&self) -> Result<(OwnedFd, PciAddress, u64), Error> {
+    /// Exports the `len` bytes at the address as a dma-buf, in whole pages. Not the whole
+    /// range that the driver names: of memory that is mapped bit by bit (PyTorch's
+    /// expandable segments) that is all that was reserved.
+    pub(crate) fn export(&self, len: u64) -> Result<Export, Error> {
         let name = || format!("CUDA memory at {:#x}", self.address);
         let fault = |fault: Fault| {
             Error::new(Operation::Export, name())
@@ -281,21 +294,16 @@ impl CudaMemory {
         let gpu = pci(self.device)
             .ok_or_else(|| Error::new(Operation::Export, name()).with_reason(Reason::NoDevice))?;
         let _entered = self.ctx.enter().map_err(fault)?;
-        let base: CUdeviceptr = attribute(
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            self.address,
-        )
-        .map_err(fault)?;
-        let size: usize =
-            attribute(Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, self.address).map_err(fault)?;
-        let size = size.next_multiple_of(HOST_PAGE);
+        let lead = self.address % HOST_PAGE;
+        let base = self.address - lead;
+        let size = (lead + len).next_multiple_of(HOST_PAGE);
         let mut fd: i32 = -1;
         // SAFETY: For a dma-buf the driver writes a descriptor, an int.
         unsafe {
             call!(cuMemGetHandleForAddressRange(
                 (&raw mut fd).cast::<c_void>(),
                 base,
-                size,
+                usize::try_from(size).unwrap_or(usize::MAX),
                 sys::CUmemRangeHandleType_enum::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
                 0,
             ))
@@ -315,7 +323,12 @@ impl CudaMemory {
             ))
         }
         .map_err(fault)?;
-        Ok((fd, gpu, self.address - base))
+        Ok(Export {
+            fd,
+            gpu,
+            size,
+            lead,
+        })
     }
 
     pub(crate) fn ctx(&self) -> Ctx {

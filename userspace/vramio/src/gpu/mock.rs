@@ -25,7 +25,7 @@ use crate::process::Owner;
 
 static NO_GPU: Explanation = Explanation {
     sentence: "there is no such GPU",
-    fix: "name a test GPU that vramio_mockgpu.ko drives; other GPUs are not supported yet",
+    fix: "name a test GPU that vramio_mockgpu.ko drives, or a CUDA device",
 };
 
 static NOT_A_GPU: Explanation = Explanation {
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "open /dev/mockgpu4000000000: there is no such GPU (no-gpu, ENOENT); \
-             fix: name a test GPU that vramio_mockgpu.ko drives; other GPUs are not supported yet"
+             fix: name a test GPU that vramio_mockgpu.ko drives, or a CUDA device"
         );
     }
 

@@ -65,20 +65,24 @@ fn part(hand: &mut Hand<'_>, at: u64, len: u64) -> Result<Option<u64>, Errno> {
     };
     let small = len <= SMALL && !target.no_nowait.load(Relaxed);
     if small && target.likely_cached.load(Relaxed) {
-        // The last one was in the cache: it is quicker to try than to ask.
+        // The last one was in the cache: it is quicker to try than to ask. Where that is
+        // wrong, the kernel has begun to bring it in, so that asking now would mislead.
         let found = buffered(hand, cached, at, len, Wait::No)?;
         if found != Some(0) {
             return Ok(found);
         }
         target.likely_cached.store(false, Relaxed);
+        return unbuffered(hand, direct, align, at, len);
     }
     match residency(&target, cached, offset, len) {
         Residency::Cached(len) => {
-            target.likely_cached.store(true, Relaxed);
             let found = buffered(hand, cached, at, len, nowait(&target))?;
             match found {
                 Some(0) => unbuffered(hand, direct, align, at, len),
-                found => Ok(found),
+                found => {
+                    target.likely_cached.store(true, Relaxed);
+                    Ok(found)
+                }
             }
         }
         Residency::Cold(len) => unbuffered(hand, direct, align, at, len),
