@@ -8,7 +8,7 @@
 use crate::bulk::{self, Outcome, Way};
 use crate::context::{Buffer, Context};
 use crate::fleet::{self, Fleet, Kind};
-use crate::lane::{Body, Case};
+use crate::lane::{Body, Case, On};
 use crate::rest;
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use libc::{EIO, ENODEV, ESTALE};
@@ -54,6 +54,7 @@ pub fn cases() -> Vec<Case> {
         smoke: false,
         stock: false,
         lane: Some("soak"),
+        on: On::All,
         reports: Vec::new(),
     });
     cases
