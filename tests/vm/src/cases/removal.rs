@@ -8,7 +8,7 @@
 use crate::bulk::{self, Outcome, Way};
 use crate::context::{Buffer, Context};
 use crate::fleet::{self, Fleet, Kind};
-use crate::lane::{Body, Case, On};
+use crate::lane::{Case, On};
 use crate::rest;
 use anyhow::{anyhow, bail, ensure, Context as _, Result};
 use libc::{EIO, ENODEV, ESTALE};
@@ -48,15 +48,7 @@ pub fn cases() -> Vec<Case> {
             }));
         }
     }
-    cases.push(Case {
-        name: "soak/removal".to_owned(),
-        body: Body::Alone(soak),
-        smoke: false,
-        stock: false,
-        lane: Some("soak"),
-        on: On::All,
-        reports: Vec::new(),
-    });
+    cases.push(Case::alone("soak/removal", On::All, soak).slow("soak"));
     cases
 }
 
