@@ -7,7 +7,7 @@ use crate::{
     barrier::{self, Part},
     ctx::Ctx,
     io::{self, Wait},
-    job::{Job, Step},
+    job::{Job, Landing, Step},
     request::Names,
     slot::{self, Place, Pool, Slot, Waiter, SLOTS},
     sys,
@@ -156,8 +156,8 @@ impl<'a> Batch<'a> {
                     slot.submitted();
                     return;
                 }
-                Step::Arrived(ret) => {
-                    if !self.take_result(slot, ret) {
+                Step::Arrived(landing) => {
+                    if !self.take_result(slot, landing) {
                         return self.finish(slot, entry);
                     }
                 }
@@ -167,9 +167,9 @@ impl<'a> Batch<'a> {
     }
 
     /// Hands a part's result to its job; returns whether another part follows.
-    fn take_result(&self, slot: &Slot, ret: isize) -> bool {
+    fn take_result(&self, slot: &Slot, landing: Landing) -> bool {
         // SAFETY: The slot is ours, and the part is done.
-        unsafe { slot.job().arrived(ret, io::stayed_direct(slot.iocb())) }
+        unsafe { slot.job().arrived(landing, io::stayed_direct(slot.iocb())) }
     }
 
     /// Waits for one part, and goes on with its job.
@@ -186,8 +186,8 @@ impl<'a> Batch<'a> {
             return;
         };
         // SAFETY: It has arrived, and is ours again.
-        let (ret, entry) = unsafe { (slot.ret(), slot.entry()) };
-        if self.take_result(slot, ret) {
+        let (landing, entry) = unsafe { (slot.landing(), slot.entry()) };
+        if self.take_result(slot, landing) {
             self.advance(slot, entry);
         } else {
             self.finish(slot, entry);

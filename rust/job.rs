@@ -68,12 +68,22 @@ pub(crate) struct Job {
     results: Results,
 }
 
+/// What came of a part.
+#[derive(Clone, Copy)]
+pub(crate) struct Landing {
+    /// Bytes, or a negative errno.
+    pub(crate) ret: isize,
+    /// Whether the provider's memory answered then. Asked inside the gate: so long its
+    /// driver does not let go of it.
+    pub(crate) answers: bool,
+}
+
 /// What [`Job::submit`] did.
 pub(crate) enum Step {
     /// The job is over.
     Over,
     /// A part is done; its result goes to [`Job::arrived`].
-    Arrived(isize),
+    Arrived(Landing),
     /// A part is queued: `on_done` is called with its result, or was already. It
     /// leaves the gate.
     Queued,
@@ -93,7 +103,7 @@ impl Job {
         let target = Target::open(request.fd, request.direction)?;
         let inside = buffer.enter()?;
         let provider = inside.provider();
-        let flight = Flight::begin(request.direction, stats, provider.clone());
+        let flight = Flight::begin(request.direction, stats, provider.counters().clone());
         let checked = verdicts.on(&target, provider).and_then(|verdict| {
             request.check_align(verdict.attributes.align)?;
             Ok(verdict)
@@ -157,7 +167,7 @@ impl Job {
         )
     }
 
-    /// Submits the next part, if there is one. With `Wait::MayNot`, `Arrived(-EAGAIN)`
+    /// Submits the next part, if there is one. With `Wait::MayNot`, `-EAGAIN`
     /// asks to call this again where waiting is allowed.
     ///
     /// # Safety
@@ -241,7 +251,10 @@ impl Job {
             )
         };
         let step = match outcome {
-            io::Outcome::Done(ret) => Step::Arrived(ret),
+            io::Outcome::Done(ret) => Step::Arrived(Landing {
+                ret,
+                answers: inside.provider().answers(),
+            }),
             io::Outcome::Queued => Step::Queued,
         };
         // Leaves the gate; a queued part stays inside.
@@ -255,7 +268,8 @@ impl Job {
 
     /// Takes the result of the part that was submitted last. Returns whether another
     /// [`submit`](Self::submit) follows.
-    pub(crate) fn arrived(&mut self, ret: isize, direct: bool) -> bool {
+    pub(crate) fn arrived(&mut self, landing: Landing, direct: bool) -> bool {
+        let Landing { ret, answers } = landing;
         if wants_wait(ret) && !self.waits {
             self.waits = true;
             return true;
@@ -282,14 +296,9 @@ impl Job {
             }
             return false;
         }
-        // The drive has done its part, but nobody knows where the data is. If the driver
-        // was unbound in order, it did arrive; that cannot be told from here.
-        if !self.flight.provider().answers() {
-            let reason = match self.buffer.refusal() {
-                Some(refusal) if refusal.reason == Reason::ProviderGone => refusal.reason,
-                _ => Reason::MemoryOff,
-            };
-            self.stop(ENODEV, reason);
+        // The drive has done its part, but nobody knows where the data is.
+        if !answers {
+            self.stop(ENODEV, Reason::MemoryOff);
             return false;
         }
         self.results.bytes += moved;
@@ -411,9 +420,9 @@ fn error_reason(errno: u32, direction: Direction) -> Reason {
 pub(crate) fn run(mut job: Job, stats: &Counters) -> Result<Results, Refusal> {
     let mut iocb = bindings::kiocb::default();
     // SAFETY: Without `on_done` nothing is queued.
-    while let Step::Arrived(ret) = unsafe { job.submit(&mut iocb, Wait::May, None) } {
+    while let Step::Arrived(landing) = unsafe { job.submit(&mut iocb, Wait::May, None) } {
         // SAFETY: The part is done.
-        if !job.arrived(ret, unsafe { io::stayed_direct(&iocb) }) {
+        if !job.arrived(landing, unsafe { io::stayed_direct(&iocb) }) {
             break;
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     },
     sys,
 };
-use kernel::{bindings, page::PAGE_SIZE, prelude::*, sync::Arc};
+use kernel::{bindings, page::PAGE_SIZE, prelude::*};
 
 /// P2PDMA pages of one provider.
 pub(crate) struct Pages {
@@ -100,8 +100,8 @@ impl Pages {
     }
 
     /// Whose memory it is.
-    pub(crate) fn provider(&self) -> &Arc<Provider> {
-        self.provider.provider()
+    pub(crate) fn provider(&self) -> &Provider {
+        &self.provider
     }
 
     /// A part of it; `None` when the part is empty or leaves the registration.

@@ -133,11 +133,6 @@ impl core::ops::Deref for Share {
 }
 
 impl Share {
-    /// The provider, for what outlives the registration.
-    pub(crate) fn provider(&self) -> &Arc<Provider> {
-        &self.provider
-    }
-
     /// The provider of a page.
     ///
     /// # Safety

@@ -5,7 +5,13 @@
 //! All are allocated at the file's first asynchronous request, so that a request
 //! allocates nothing; there are no more in flight than there are slots.
 
-use crate::{buffer::Buffer, io, job::Job, pure::places::Places, sys};
+use crate::{
+    buffer::Buffer,
+    io,
+    job::{Job, Landing},
+    pure::places::Places,
+    sys,
+};
 use core::{cell::UnsafeCell, ptr::NonNull};
 use kernel::{
     bindings,
@@ -38,7 +44,7 @@ pub(crate) struct Slot {
     buffer: UnsafeCell<*const Buffer>,
     waiter: UnsafeCell<Option<Waiter>>,
     /// The part's result, valid once `turns` is 0.
-    ret: UnsafeCell<isize>,
+    landing: UnsafeCell<Landing>,
     /// A queued part ends when the submitter has noted its accounts and the completion
     /// its result; whoever comes second goes on.
     turns: Atomic<u32>,
@@ -52,7 +58,10 @@ impl Slot {
             job: UnsafeCell::new(None),
             buffer: UnsafeCell::new(core::ptr::null()),
             waiter: UnsafeCell::new(None),
-            ret: UnsafeCell::new(0),
+            landing: UnsafeCell::new(Landing {
+                ret: 0,
+                answers: false,
+            }),
             turns: Atomic::new(0),
             index,
         }
@@ -121,9 +130,9 @@ impl Slot {
     /// # Safety
     ///
     /// [`has_arrived`](Self::has_arrived), or [`submitted`](Self::submitted), said so.
-    pub(crate) unsafe fn ret(&self) -> isize {
+    pub(crate) unsafe fn landing(&self) -> Landing {
         // SAFETY: The completion wrote it before its turn, and is done.
-        unsafe { *self.ret.get() }
+        unsafe { *self.landing.get() }
     }
 }
 
@@ -145,11 +154,13 @@ pub(crate) unsafe extern "C" fn on_done(iocb: *mut bindings::kiocb, ret: isize) 
             &**slot.buffer.get(),
         )
     };
-    // SAFETY: Nobody reads it before our turn.
-    unsafe { *slot.ret.get() = ret };
-    // Here and not by the waiter: revoking may wait for this in the waiter's own task.
     // SAFETY: `Job::submit()` stayed inside for us, once.
-    drop(unsafe { buffer.inside_again() });
+    let inside = unsafe { buffer.inside_again() };
+    let answers = inside.provider().answers();
+    // SAFETY: Nobody reads it before our turn.
+    unsafe { *slot.landing.get() = Landing { ret, answers } };
+    // Here and not by the waiter: revoking may wait for this in the waiter's own task.
+    drop(inside);
     let second = slot.turns.fetch_sub(1, Full) == 1;
     // From here on the slot may be somebody else's.
     match waiter {

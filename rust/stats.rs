@@ -9,7 +9,6 @@
 use crate::{
     abi::{Certainty, Reason, Refusal, VramioStats},
     job::Results,
-    provider::Provider,
     sys,
     target::Direction,
 };
@@ -181,14 +180,14 @@ fn count(open: &Counters, provider: Option<&Counters>, counter: usize, n: u64) {
 #[must_use]
 pub(crate) struct Flight {
     direction: Direction,
-    provider: Arc<Provider>,
+    provider: Arc<Counters>,
     /// When it began, cycles.
     start: u64,
 }
 
 impl Flight {
-    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Provider>) -> Self {
-        count(open, Some(provider.counters()), BEGUN, 1);
+    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Counters>) -> Self {
+        count(open, Some(&provider), BEGUN, 1);
         Self {
             direction,
             provider,
@@ -197,19 +196,9 @@ impl Flight {
         }
     }
 
-    /// Whose memory it is for.
-    pub(crate) fn provider(&self) -> &Provider {
-        &self.provider
-    }
-
     /// It was not made, and is to be begun again: no request to count.
     pub(crate) fn abandon(&self, open: &Counters) {
-        count(
-            open,
-            Some(self.provider.counters()),
-            BEGUN,
-            1u64.wrapping_neg(),
-        );
+        count(open, Some(&self.provider), BEGUN, 1u64.wrapping_neg());
     }
 
     /// Counts its end. A refusal is counted for the provider alone: the caller counts
@@ -224,7 +213,7 @@ impl Flight {
         let ns = unsafe {
             sys::vramio_count_end(
                 open.as_ptr(),
-                self.provider.counters().as_ptr(),
+                self.provider.as_ptr(),
                 self.start,
                 (LATENCY + side * LATENCIES) as u32,
                 LATENCIES as u32,
@@ -234,11 +223,11 @@ impl Flight {
         let results = match outcome {
             Ok(results) => results,
             Err(refusal) => {
-                self.provider.counters().0[reason(refusal.reason)].add(1, Relaxed);
+                self.provider.0[reason(refusal.reason)].add(1, Relaxed);
                 return;
             }
         };
-        let add = |counter, n| count(open, Some(self.provider.counters()), counter, n);
+        let add = |counter, n| count(open, Some(&self.provider), counter, n);
         add(BYTES + side, results.bytes);
         if results.reason != Reason::None {
             add(reason(results.reason), 1);

@@ -14,7 +14,7 @@ use crate::{
     abi::{self, Reason, Refusal, VramioUring, VRAMIO_IOC_READ, VRAMIO_IOC_WRITE},
     ctx::Ctx,
     io::{self, Wait},
-    job::{self, Results, Step},
+    job::{self, Landing, Results, Step},
     request::Names,
     slot::{self, Slot, Waiter},
     sys,
@@ -149,19 +149,21 @@ fn go_on(ctx: &Ctx, command: Command, slot: &Slot, wait: Wait, issue_flags: ffi:
         // SAFETY: The slot is ours, and no part of it is queued. A queued part has it,
         // until it has arrived.
         let step = unsafe { slot.job().submit(slot.iocb(), wait, Some(slot::on_done)) };
-        let ret = match step {
+        let landing = match step {
             Step::Queued => {
                 if !slot.submitted() {
                     return true;
                 }
                 // SAFETY: It has arrived.
-                unsafe { slot.ret() }
+                unsafe { slot.landing() }
             }
-            Step::Arrived(ret) if wait == Wait::MayNot && job::wants_wait(ret) => return false,
-            Step::Arrived(ret) => ret,
+            Step::Arrived(Landing { ret, .. }) if wait == Wait::MayNot && job::wants_wait(ret) => {
+                return false
+            }
+            Step::Arrived(landing) => landing,
             Step::Over => break,
         };
-        if !take_result(slot, ret, false) {
+        if !take_result(slot, landing, false) {
             break;
         }
     }
@@ -170,11 +172,11 @@ fn go_on(ctx: &Ctx, command: Command, slot: &Slot, wait: Wait, issue_flags: ffi:
 }
 
 /// Hands a part's result to its job; returns whether another part follows.
-fn take_result(slot: &Slot, ret: isize, dying: bool) -> bool {
+fn take_result(slot: &Slot, landing: Landing, dying: bool) -> bool {
     // SAFETY: The slot is ours, and the part is done.
     let job = unsafe { slot.job() };
     // SAFETY: As above.
-    let more = job.arrived(ret, unsafe { io::stayed_direct(slot.iocb()) });
+    let more = job.arrived(landing, unsafe { io::stayed_direct(slot.iocb()) });
     if more && dying {
         job.cancel();
         return false;
@@ -231,9 +233,9 @@ unsafe extern "C" fn vramio_uring_go_on(
     // SAFETY: The command is pending, so it holds its file and has its slot.
     let (ctx, slot) = unsafe { (ctx_of(cmd), slot_of(cmd)) };
     // SAFETY: The slot is ours since the part has arrived.
-    let (ret, big_cqe) = unsafe { (slot.ret(), slot.wants_big_cqe()) };
+    let (landing, big_cqe) = unsafe { (slot.landing(), slot.wants_big_cqe()) };
     let command = Command { cmd, big_cqe };
-    if take_result(slot, ret, dying) {
+    if take_result(slot, landing, dying) {
         go_on(&ctx, command, slot, Wait::May, issue_flags);
     } else {
         finish(&ctx, command, slot, issue_flags);

@@ -130,7 +130,7 @@ pub(super) fn holder_is_stopped(context: &mut Context<'_>) -> Result<()> {
             party.session.kill(libc::SIGCONT)?;
             let gone = gone.with_context(|| event.name())?;
             match flight {
-                Some(flight) => landed(context, event, &party, flight, true)?,
+                Some(flight) => landed(context, event, &party, flight)?,
                 None => refused(context, event, &party)?,
             }
             throttle(context, 0)?;
@@ -431,7 +431,7 @@ fn attempt(context: &mut Context<'_>, event: Event, state: State) -> Result<()> 
     let gone = Gone::make(context, event, party.as_ref())?;
     if let Some(party) = &party {
         match flight {
-            Some(flight) => landed(context, event, party, flight, event == Event::MemoryOff)?,
+            Some(flight) => landed(context, event, party, flight)?,
             None => refused(context, event, party)?,
         }
         rest::at_rest(context, &[party.device()])?;
@@ -587,16 +587,10 @@ fn same(what: &str, found: &[u8], expected: &[u8]) -> Result<()> {
 }
 
 /// The requests that were in flight: each has done all, or was refused and moved
-/// nothing. Once the event is over, nothing arrives in memory that it took away. With
-/// `late`, their ends are seen only when the event is over: what was moved before may be
-/// refused then.
-fn landed(
-    context: &mut Context<'_>,
-    event: Event,
-    party: &Party,
-    flight: Flight,
-    late: bool,
-) -> Result<()> {
+/// nothing. Once the event is over, nothing arrives in memory that it took away.
+fn landed(context: &mut Context<'_>, event: Event, party: &Party, flight: Flight) -> Result<()> {
+    // What was moved before may be refused: nobody can tell then.
+    let unknown = event == Event::MemoryOff;
     let before = party.memory(context)?;
     let (place, mark) = (flight.place.clone(), flight.mark);
     let start = Instant::now();
@@ -641,8 +635,7 @@ fn landed(
             "{outcome:?}, expected {errno} {reason:?}"
         );
         refusals[side] += 1;
-        // The drive may have put data there before nobody could tell any more.
-        if late {
+        if unknown {
             expected[range.clone()].copy_from_slice(&after[range]);
         }
     }
@@ -659,8 +652,7 @@ fn landed(
     match event {
         // The drive does a command again after its reset.
         Event::MasterOff => ensure!(account.data.into_ram == 0, "{account:?}"),
-        // What nobody vouches for was moved all the same.
-        _ if late => ensure!(account.data.into_bar >= moved, "{account:?}"),
+        _ if unknown => ensure!(account.data.into_bar >= moved, "{account:?}"),
         _ => {
             let flow = Flow {
                 into_bar: moved,
