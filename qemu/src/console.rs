@@ -28,7 +28,7 @@ const FAULTS: [&str; 17] = [
     r"Bad page (state|map)|bad: scheduling from the idle|list_(add|del) corruption",
     r"kernel BUG at|rust_kernel: panicked|ODEBUG: \w+ (active|inactive|initialized|destroyed|none|not available)|DMA-API: .*: device driver",
     // A detector that has given up sees nothing.
-    r"DMA-API: debugging out of memory|kmemleak: .*(detector disabled|pool empty|Cannot)|ODEBUG disabled|turning off the locking|lockdep is turned off",
+    r"DMA-API: debugging out of memory|kmemleak: .*(detector disabled|pool empty|Cannot allocate a kmemleak_object)|ODEBUG disabled|turning off the locking|lockdep is turned off",
     r"unable to handle|soft lockup|hard LOCKUP|Unknown symbol",
 ];
 
@@ -145,6 +145,7 @@ mod tests {
             "[    2.0] EXT4-fs (nvme0n2): mounted filesystem r/w with ordered data mode.",
             "[    0.2] DMA-API: preallocated 65536 debug entries",
             "[    0.2] ODEBUG: selftest passed",
+            "[    2.0] kmemleak: Cannot allocate a scan area, scanning the full object",
             "[    2.0] FAULT_INJECTION: forcing a failure.",
             "[    2.0] vramio: loading out-of-tree module taints kernel.",
         ] {

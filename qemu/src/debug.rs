@@ -129,9 +129,12 @@ pub fn arm(session: &Session) -> Result<(), GuestError> {
 pub fn leaks(session: &Session) -> Result<String, GuestError> {
     let file = format!("{DEBUGFS}/kmemleak");
     // Younger objects may still be on their way into a list.
-    thread::sleep(Duration::from_secs(6));
-    // An object counts that has not changed since the scan before.
-    for _ in 0..2 {
+    thread::sleep(Duration::from_secs(8));
+    // An object counts that has not changed since the scan before, and that so many
+    // scans in a row found lost. One more: with fewer, the planted leak went unseen.
+    let text = session.read_text("/sys/module/kmemleak/parameters/min_unref_scans")?;
+    let needed: u32 = text.trim().parse().unwrap_or(1);
+    for _ in 0..=needed + 1 {
         session.write_text(&file, "scan")?;
     }
     session.read_text(&file)

@@ -67,10 +67,12 @@ static int leak(void)
 {
 	int i;
 
-	for (i = 0; i < 16; i++) {
-		void *memory = kmalloc(200, GFP_KERNEL);
+	for (i = 0; i < 256; i++) {
+		u8 *memory = kmalloc(200, GFP_KERNEL);
 
-		OPTIMIZER_HIDE_VAR(memory);
+		/* Or the compiler leaves it all out. */
+		if (memory)
+			WRITE_ONCE(*memory, 1);
 	}
 	return 0;
 }
