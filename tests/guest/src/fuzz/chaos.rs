@@ -42,6 +42,8 @@ struct Shared<'a> {
     devices: [RawFd; 2],
     /// The last ids that somebody got, of each.
     ids: [[AtomicU32; 8]; 2],
+    /// Regions that were registered by their mapping.
+    registered: Vec<AtomicBool>,
     /// Descriptors of files to read and write.
     files: Vec<RawFd>,
     /// Calls that are still to be made.
@@ -66,6 +68,7 @@ pub fn run(world: World, seed: u64, calls: u64, tally: &mut Tally) -> Result<(),
     let shared = Shared {
         devices: [world.devices[0].fd(), world.devices[1].fd()],
         ids: Default::default(),
+        registered: world.regions.iter().map(|_| false.into()).collect(),
         files: world
             .targets
             .iter()
@@ -105,10 +108,11 @@ pub fn run(world: World, seed: u64, calls: u64, tally: &mut Tally) -> Result<(),
         outcome
     });
     outcome?;
-    drop(shared);
-    // What nobody wrote to is as before.
-    for (index, region) in world.regions.iter().enumerate() {
-        let written = region.dmabufs.iter().any(|d| d.refused.is_empty());
+    let registered = shared.registered;
+    // What nobody could write to is as before.
+    for (index, (region, registered)) in world.regions.iter().zip(registered).enumerate() {
+        let exported = region.dmabufs.iter().any(|d| d.refused.is_empty());
+        let written = exported || registered.into_inner();
         if index >= TORN && region.gpu != UNBOUND && !written {
             region
                 .check()
@@ -275,7 +279,10 @@ fn judge(
     }
     shared.count(name, "done");
     match name {
-        "REGISTER" => shared.keep(device, out.get(at!(VramioRegister, id))),
+        "REGISTER" => {
+            shared.note(out);
+            shared.keep(device, out.get(at!(VramioRegister, id)))
+        }
         "REGISTER_DMABUF" => shared.keep(device, out.get(at!(VramioRegisterDmabuf, id))),
         "READ" | "WRITE" => Outcome::of(out).check(name == "WRITE"),
         "PROBE" => match out.get(at!(VramioProbe, error)) as i32 {
@@ -416,6 +423,17 @@ impl Shared<'_> {
     fn id(&self, dice: &mut Dice, device: usize) -> u64 {
         let slot = dice.pick(&self.ids[device]);
         slot.map_or(1, |id| id.load(Ordering::Relaxed)).into()
+    }
+
+    /// Memory was registered: with an address that was changed, any.
+    fn note(&self, arg: &Arg) {
+        let first = arg.get(at!(VramioRegister, addr));
+        let end = first + arg.get(at!(VramioRegister, len));
+        for (region, registered) in self.world.regions.iter().zip(&self.registered) {
+            if first < region.addr + region.len && region.addr < end {
+                registered.store(true, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Somebody got an id.
