@@ -15,14 +15,14 @@ use super::ring::Rings;
 use super::shape::{
     self, at, Arg, BATCH, PROBE, READ, REGISTER, REGISTER_DMABUF, STATS, UNREGISTER, URING, WRITE,
 };
-use super::world::{Device, Use, World, WINDOW};
+use super::world::{self, Device, Use, World, WINDOW};
 use super::Tally;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vramio_abi::{Reason, VRAMIO_IO_WRITE};
 
 /// Threads that make calls.
@@ -31,9 +31,6 @@ const CALLERS: u64 = 3;
 const TORN: usize = 2;
 /// The GPU whose driver goes.
 const UNBOUND: usize = 1;
-
-/// How long requests may be counted as in flight when all is closed.
-const SOON: Duration = Duration::from_secs(5);
 
 /// What the threads share.
 struct Shared<'a> {
@@ -52,8 +49,14 @@ struct Shared<'a> {
     tally: Mutex<&'a mut Tally>,
 }
 
-/// Makes calls.
-pub fn run(world: World, seed: u64, calls: u64, tally: &mut Tally) -> Result<(), String> {
+/// Makes calls. Without `world`, there were `opens` open files of the module.
+pub fn run(
+    world: World,
+    opens: u64,
+    seed: u64,
+    calls: u64,
+    tally: &mut Tally,
+) -> Result<(), String> {
     let text = |e: io::Error| e.to_string();
     let whole = |u: &Use| {
         matches!(
@@ -124,6 +127,7 @@ pub fn run(world: World, seed: u64, calls: u64, tally: &mut Tally) -> Result<(),
     }
     let limits = world.limits;
     drop(world);
+    world::settle(opens)?;
     nothing_left(limits)
 }
 
@@ -137,11 +141,6 @@ fn nothing_left(limits: super::Limits) -> Result<(), String> {
         ioctl(device.fd(), &mut arg).map_err(text)?;
         Ok::<_, String>(arg.get(at!(VramioStats, in_flight)))
     };
-    // Files of rings that were closed go a little later.
-    let start = Instant::now();
-    while in_flight()? != 0 && start.elapsed() < SOON {
-        thread::sleep(Duration::from_millis(10));
-    }
     let some = in_flight()?;
     if some != 0 {
         return Err(format!("{some} requests of the module are in flight"));

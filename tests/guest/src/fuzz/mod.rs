@@ -62,6 +62,7 @@ pub fn run(plan: &FuzzPlan) -> io::Result<FuzzReport> {
         dirs: &plan.dirs,
         disk: &plan.disk,
     };
+    let opens = world::opens()?;
     let world = World::new(&places, plan.seed, limits)?;
     world.check_limits()?;
     let mut steps = steps::Steps::new(world, plan.seed)?;
@@ -77,7 +78,7 @@ pub fn run(plan: &FuzzPlan) -> io::Result<FuzzReport> {
     let first = world.regions.iter().filter(|region| region.gpu == 0);
     let memory = first.flat_map(|region| region.places.clone()).collect();
     if plan.chaos_calls > 0 {
-        chaos::run(world, seed, plan.chaos_calls, &mut tally)
+        chaos::run(world, opens, seed, plan.chaos_calls, &mut tally)
             .map_err(|what| io::Error::other(format!("seed {seed}, with threads: {what}")))?;
     }
     Ok(FuzzReport {

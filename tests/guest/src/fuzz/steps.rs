@@ -10,7 +10,7 @@ use super::gpu::Unmap;
 use super::legal::{self, Outcome};
 use super::ring::Rings;
 use super::shape::{self, at, Arg, Shape, INFO, PROBE, READ, STATS, WRITE};
-use super::world::{Device, Use, World, WINDOW};
+use super::world::{self, Device, Use, World, WINDOW};
 use super::Tally;
 use libc::{EFAULT, ENOTTY};
 use std::io;
@@ -657,7 +657,9 @@ impl Steps {
 
     /// Closes an open file, with its registrations, and opens another one.
     fn reopen(&mut self, device: usize) -> Result<(), String> {
+        let opens = world::opens().map_err(|e| format!("open files: {e}"))?;
         self.world.devices[device] = Device::open().map_err(|e| format!("open: {e}"))?;
+        world::settle(opens)?;
         self.tally.count("close", "done");
         Ok(())
     }

@@ -13,11 +13,17 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::thread;
+use std::time::{Duration, Instant};
 use vramio_abi::Reason;
 use vramio_guest::pattern;
 
 /// The module's node.
 const DEVICE: &str = "/dev/vramio";
+/// Its users: its open files.
+const USERS: &str = "/sys/module/vramio/refcnt";
+/// How long what was closed may be in use.
+const SOON: Duration = Duration::from_secs(5);
 /// Bytes of a huge page.
 const HUGE: u64 = 2 << 20;
 /// Bytes of a file whose end is not that of a block.
@@ -26,6 +32,26 @@ const ODD: u64 = 100;
 pub const WINDOW: u64 = 256 * 1024;
 /// A write that ends behind this may meet a limit of the file system or the disk.
 pub const VAST: u64 = 64 << 20;
+
+/// Open files of the module.
+pub fn opens() -> io::Result<u64> {
+    let text = std::fs::read_to_string(USERS)?;
+    text.trim().parse().map_err(io::Error::other)
+}
+
+/// Waits until no more than `most` files are open: what a ring has of one that was closed
+/// goes a little after the last completion, and what the user is charged for goes with it.
+pub fn settle(most: u64) -> Result<(), String> {
+    let text = |e: io::Error| format!("read {USERS}: {e}");
+    let start = Instant::now();
+    while opens().map_err(text)? > most {
+        if start.elapsed() > SOON {
+            return Err(format!("more than {most} files of the module are open"));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
 
 /// A registration, as far as its owner knows it.
 #[derive(Clone, Debug)]
