@@ -226,18 +226,28 @@ fn kill(context: &mut Context<'_>, way: Way) -> Result<()> {
         let waits = std::thread::spawn(move || way.run(&device, &requests));
         std::thread::sleep(Duration::from_millis(500));
         ensure!(!waits.is_finished(), "the requests ended at once");
-        let start = Instant::now();
-        slow.session.kill(libc::SIGKILL)?;
-        let exit = slow.session.reap()?;
-        let time = start.elapsed();
-        ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
-        let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
-        ensure!(answer.is_err(), "a dead process answered: {answer:?}");
-        ensure!(time < BOUND, "it took {time:?}");
-        rest::all_is_free(context)?;
-        slow.quiet(context)?;
+        dies(context, slow, waits)?;
         slow.stopped(context, mark)
     })
+}
+
+/// Kills the process: it goes away in time, whoever `waits` for its requests has no
+/// answer, and nothing is left of it.
+fn dies<T: std::fmt::Debug>(
+    context: &mut Context<'_>,
+    slow: &Slow,
+    waits: std::thread::JoinHandle<Result<T>>,
+) -> Result<()> {
+    let start = Instant::now();
+    slow.session.kill(libc::SIGKILL)?;
+    let exit = slow.session.reap()?;
+    let time = start.elapsed();
+    ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
+    let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
+    ensure!(answer.is_err(), "a dead process answered: {answer:?}");
+    ensure!(time < BOUND, "it took {time:?}");
+    rest::all_is_free(context)?;
+    slow.quiet(context)
 }
 
 /// When the memory is unmapped, what is in flight ends first; later requests are
@@ -302,7 +312,7 @@ fn unmap(context: &mut Context<'_>, way: Way) -> Result<()> {
 /// Requests that fill all slots.
 const SLOTS: u64 = 256;
 
-/// The same with as many requests in flight as there can be.
+/// As `kill`, with as many requests in flight as there can be.
 fn kill_full(context: &mut Context<'_>, way: Way) -> Result<()> {
     with_slow(context, |context, slow| {
         let piece = 32 << 10;
@@ -334,16 +344,7 @@ fn kill_full(context: &mut Context<'_>, way: Way) -> Result<()> {
                 "at most {most} requests were in flight"
             );
         }
-        let start = Instant::now();
-        slow.session.kill(libc::SIGKILL)?;
-        let exit = slow.session.reap()?;
-        let time = start.elapsed();
-        ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
-        let answer = waits.join().map_err(|_| anyhow!("a thread of the test"))?;
-        ensure!(answer.is_err(), "a dead process answered");
-        ensure!(time < BOUND, "it took {time:?}");
-        rest::all_is_free(context)?;
-        slow.quiet(context)
+        dies(context, slow, waits)
     })
 }
 
