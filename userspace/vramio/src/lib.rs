@@ -68,6 +68,7 @@ mod policy;
 mod process;
 mod stats;
 mod submit;
+pub mod topology;
 mod transfer;
 mod workers;
 
