@@ -7,24 +7,25 @@ mod args;
 mod check;
 mod cp;
 mod endpoint;
+mod explain;
 mod failure;
 mod file;
 mod gpu;
 mod info;
+mod machine;
 mod output;
 mod signal;
 mod size;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Args, Command};
+use args::Command;
 
 fn main() -> ExitCode {
-    match Args::parse().command {
+    match args::parse().command {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
+        Command::Explain(args) => explain::main(&args),
         Command::Info(args) => info::main(&args),
     }
 }

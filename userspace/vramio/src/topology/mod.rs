@@ -14,6 +14,7 @@ mod function;
 mod json;
 mod listed;
 mod route;
+mod storage;
 mod sysfs;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ use crate::pci::PciAddress;
 pub use function::{Function, Kind, Redirect};
 pub use json::BadTopology;
 pub use route::{NotThere, Route, Way};
+pub use storage::{Controller, Layer, Passes, What};
 pub use sysfs::Unreadable;
 
 /// The PCI functions of a machine, by address, and what else decides how two of them reach
