@@ -42,6 +42,11 @@ pub enum Command {
     Check(CheckArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
+    /// Show the configuration, and where each value comes from
+    ///
+    /// It is what the configuration file and the environment say: the file that VRAMIO_CONFIG
+    /// names, else /etc/vramio.toml, and the variables VRAMIO_*, which go before it.
+    Config(ConfigArgs),
 }
 
 /// The arguments of `vramio cp`.
@@ -88,9 +93,10 @@ pub struct CpArgs {
     /// What to do with what can't go direct: strict refuses, warn and allow copy it through
     /// host memory
     ///
-    /// The summary names the path and the reason in any case.
-    #[arg(long, value_name = "POLICY", default_value_t = Policy::Strict)]
-    pub policy: Policy,
+    /// The summary names the path and the reason in any case. The default is what the
+    /// configuration file or VRAMIO_POLICY says, else strict.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<Policy>,
 
     /// Print the summary as one JSON object
     #[arg(long)]
@@ -132,6 +138,15 @@ pub struct CheckArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked.")]
 pub struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio config`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: 0, or 1 if something of it is no good.")]
+pub struct ConfigArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

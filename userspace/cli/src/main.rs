@@ -5,6 +5,7 @@
 
 mod args;
 mod check;
+mod config;
 mod cp;
 mod endpoint;
 mod failure;
@@ -26,5 +27,6 @@ fn main() -> ExitCode {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Info(args) => info::main(&args),
+        Command::Config(args) => config::main(&args),
     }
 }

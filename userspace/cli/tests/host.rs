@@ -263,3 +263,72 @@ fn an_output_that_takes_nothing_is_a_failure() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ENOSPC"));
 }
+
+/// Runs the command with a configuration file and variables.
+fn configured(text: &str, variables: &[(&str, &str)], args: &[&str]) -> (TempDir, Run) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.toml");
+    fs::write(&file, text).expect("it can be written");
+    let mut command = command(args);
+    command.env("VRAMIO_CONFIG", &file);
+    command.envs(variables.iter().copied());
+    let run = Run::from(command.output().expect("the command runs"));
+    (dir, run)
+}
+
+#[test]
+fn every_value_says_where_it_comes_from() {
+    let text = "threads = 3\nslab_bytes = \"1M\"\n";
+    let variables = [("VRAMIO_THREADS", "2")];
+    let (dir, run) = configured(text, &variables, &["config", "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let json = run.json();
+    assert_eq!(json["threads"]["value"], "2");
+    assert_eq!(json["threads"]["source"], "environment VRAMIO_THREADS");
+    assert_eq!(json["slab_bytes"]["value"], "1048576");
+    let file = dir.path().join("vramio.toml");
+    assert_eq!(
+        json["slab_bytes"]["source"],
+        format!("{} line 2", file.display())
+    );
+    assert_eq!(json["policy"]["source"], "default");
+
+    let (_dir, run) = configured(text, &variables, &["config"]);
+    let line = "threads = 2  (environment VRAMIO_THREADS)\n";
+    assert!(run.stdout.contains(line), "{}", run.stdout);
+}
+
+/// A configuration that is no good ends every command that reads one, before it does
+/// anything.
+#[test]
+fn a_bad_configuration_is_refused() {
+    let (dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    for args in [&["config"][..], &["cp", source, "gpu:0"]] {
+        let (_dir, run) = configured("\nthreads = 0", &[], args);
+        run.fails(1, &["vramio.toml line 2", "threads = 0", "fix:"]);
+        let (_dir, run) = configured("", &[("VRAMIO_POLICY", "never")], args);
+        run.fails(1, &["environment VRAMIO_POLICY", "policy = never", "fix:"]);
+    }
+    drop(dir);
+}
+
+/// `vramio cp` is strict, unless somebody says otherwise.
+#[test]
+fn the_command_line_goes_before_the_configuration() {
+    let (_dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    let strict = |text: &str, variables: &[(&str, &str)], more: &[&str]| {
+        let args = [&["cp", source, "gpu:0"], more].concat();
+        let (_dir, run) = configured(text, variables, &args);
+        // Without a module or a GPU, only what is missing first tells the two apart.
+        run.stderr.contains("/dev/vramio:")
+    };
+    let allow = "policy = \"allow\"";
+    assert!(strict("", &[], &[]));
+    assert!(!strict(allow, &[], &[]));
+    assert!(!strict("", &[("VRAMIO_POLICY", "warn")], &[]));
+    assert!(strict(allow, &[("VRAMIO_POLICY", "strict")], &[]));
+    assert!(strict(allow, &[], &["--policy", "strict"]));
+    assert!(!strict("", &[], &["--policy", "allow"]));
+}

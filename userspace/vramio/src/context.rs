@@ -35,26 +35,28 @@ pub(crate) struct Inner {
 }
 
 impl Context {
-    /// A context with the default configuration.
+    /// A context with the configuration of the file and the environment
+    /// ([`Config::load`]).
     ///
     /// That there is no kernel module, or no GPU, is no error here: see
     /// [`device`](Self::device).
     ///
     /// # Errors
     ///
-    /// None today; a configuration may come from outside.
+    /// Something of the configuration is no good: [`Error::setting`].
     pub fn new() -> Result<Self, Error> {
-        Self::with_config(Config::default())
+        Self::with_config(Config::load()?)
     }
 
-    /// A context with this configuration.
+    /// A context with this configuration, and nothing else of the file or the
+    /// environment.
     ///
     /// # Errors
     ///
-    /// The configuration is contradictory.
+    /// Something of it is no good: [`Error::setting`].
     pub fn with_config(config: Config) -> Result<Self, Error> {
         config.check()?;
-        let kmod = if config.direct {
+        let kmod = if config.direct && config.kmod {
             Kmod::open()
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))

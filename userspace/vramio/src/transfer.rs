@@ -263,8 +263,11 @@ impl File {
         if filesystem.reason != Reason::None {
             return Err(Refusal::Known(filesystem.reason));
         }
+        if self.target.denied {
+            return Err(Refusal::Known(Reason::Denied));
+        }
         let kmod = self.context.inner.kmod.as_ref().map_err(Refusal::Never)?;
-        if job.request.len < self.context.config().threshold {
+        if job.request.len < self.target.threshold {
             return Err(Refusal::Known(Reason::BelowThreshold));
         }
         let limits = kmod.offer(job).map_err(Refusal::Now)?;
