@@ -14,7 +14,7 @@ use crate::engine::kmod::Kmod;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
-use crate::stats::{Snapshot, Stats};
+use crate::stats::{Counters, Snapshot};
 
 /// Configuration, engines and counters of a set of files and buffers. Copies share it.
 ///
@@ -31,7 +31,7 @@ pub(crate) struct Inner {
     owner: Owner,
     pub(crate) kmod: Result<Kmod, Error>,
     pub(crate) compat: Compat,
-    pub(crate) stats: Stats,
+    pub(crate) stats: Box<Counters>,
 }
 
 impl Context {
@@ -67,7 +67,7 @@ impl Context {
                 config,
                 owner: Owner::current(),
                 kmod,
-                stats: Stats::new(),
+                stats: Counters::new(),
             }),
         })
     }
@@ -91,7 +91,8 @@ impl Context {
         cuda::driver_version()
     }
 
-    /// The counters.
+    /// The counters of its requests. Those of all contexts of this process, by GPU, are in
+    /// [`stats::process`](crate::stats::process).
     pub fn stats(&self) -> Snapshot {
         self.inner.stats.snapshot()
     }

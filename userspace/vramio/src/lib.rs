@@ -67,7 +67,7 @@ mod pci;
 mod plan;
 mod policy;
 mod process;
-mod stats;
+pub mod stats;
 mod submit;
 mod transfer;
 mod workers;
