@@ -15,6 +15,7 @@ mod info;
 mod output;
 mod signal;
 mod size;
+mod stats;
 
 use std::process::ExitCode;
 
@@ -28,5 +29,6 @@ fn main() -> ExitCode {
         Command::Check(args) => check::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
+        Command::Stats(args) => stats::main(&args),
     }
 }

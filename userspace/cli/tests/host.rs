@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -331,4 +332,99 @@ fn the_command_line_goes_before_the_configuration() {
     assert!(strict(allow, &[("VRAMIO_POLICY", "strict")], &[]));
     assert!(strict(allow, &[], &["--policy", "strict"]));
     assert!(!strict("", &[], &["--policy", "allow"]));
+}
+
+/// Reads a file into host memory, in this process: so there is something to count.
+fn count(requests: usize) {
+    let (_dir, file) = directory_with_file();
+    let context = vramio::Context::with_config(vramio::Config::default()).expect("a context");
+    let file = vramio::File::open(&context, file).expect("it opens");
+    let mut memory = vec![0u8; 4096];
+    // SAFETY: The memory outlives the buffer, and nobody looks at it.
+    let buffer =
+        unsafe { vramio::GpuBuffer::from_host(&context, memory.as_mut_ptr().cast(), memory.len()) };
+    let buffer = buffer.expect("a buffer");
+    for _ in 0..requests {
+        assert_eq!(
+            file.read_at(&buffer, 0, 0, 4096).expect("it reads").bytes,
+            4096
+        );
+    }
+}
+
+/// What a process counted is what the command shows of it, in each form.
+#[test]
+fn stats_show_what_was_counted() {
+    let pid = std::process::id().to_string();
+    count(3);
+    let find = |json: &serde_json::Value| {
+        let processes = json["processes"].as_array().expect("a list");
+        let mut own = processes
+            .iter()
+            .filter(|process| process["pid"] == std::process::id());
+        let found = own.next().expect("this process").clone();
+        assert!(own.next().is_none());
+        found["gpus"]["host"]["read"].clone()
+    };
+    let run = vramio(["stats", "-p", &pid, "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let read = find(&run.json());
+    assert_eq!(read["requests"], 3);
+    assert_eq!(read["bytes"], 3 * 4096);
+    assert_eq!(read["in_flight"], 0);
+    let path = &read["paths"]["compat-cache"];
+    assert_eq!(path["sizes"]["4096"], 3, "{read}");
+    assert_eq!(path["bytes"], 3 * 4096);
+    let reasons = read["reasons"].as_object().expect("reasons");
+    assert_eq!(reasons.len(), 1, "{read}");
+    assert_eq!(find(&vramio(["stats", "--json"]).json()), read);
+
+    let text = vramio(["stats", "-p", &pid]).stdout;
+    assert!(text.contains("read: 3 requests, 12288 bytes"), "{text}");
+    assert!(text.contains("compat-cache: 3 requests"), "{text}");
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.prom");
+    let name = file.to_str().expect("UTF-8");
+    let run = vramio(["stats", "-p", &pid, "--prometheus", name]);
+    assert_eq!((run.status, &*run.stdout), (0, ""), "{}", run.stderr);
+    let text = fs::read_to_string(&file).expect("it is there");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("vramio_bytes_total{"));
+    let line = line.expect("a line");
+    assert!(line.contains(&format!("pid=\"{pid}\"")), "{line}");
+    assert!(
+        line.ends_with(r#"direction="read",path="compat-cache"} 12288"#),
+        "{line}"
+    );
+
+    // What happens between two lines is in the second, and a signal ends it.
+    let mut child = command(["stats", "-p", &pid, "--json", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = || -> serde_json::Value {
+        let line = lines.next().expect("a line").expect("UTF-8");
+        serde_json::from_str(&line).expect("one JSON object")
+    };
+    assert_eq!(find(&next()), read);
+    count(2);
+    let later = next();
+    let read = find(&later);
+    assert_eq!(
+        (&read["requests"], &read["bytes"]),
+        (&2.into(), &(2 * 4096).into())
+    );
+    assert!(later["interval_seconds"].as_f64().expect("a number") >= 1.0);
+    assert_eq!(find(&next())["requests"], 0);
+    // SAFETY: The call takes numbers, and the process is a child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert!(child.wait().expect("it ends").success());
+
+    let gone = vramio(["stats", "-p", "1"]);
+    gone.fails(1, &["process 1", "fix:"]);
+    let run = vramio(["stats", "--prometheus", "/nowhere/a.prom"]);
+    run.fails(1, &["/nowhere/a.prom"]);
 }
