@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use vramio_abi::Reason;
 
-use crate::config::Config;
+use crate::config::{Config, DirectEngine};
 use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
@@ -56,7 +56,8 @@ impl Context {
     /// Something of it is no good: [`Error::setting`].
     pub fn with_config(config: Config) -> Result<Self, Error> {
         config.check()?;
-        let kmod = if config.direct && config.kmod {
+        let may = |engine| config.direct && config.direct_engine != engine;
+        let kmod = if may(DirectEngine::P2pdma) {
             Kmod::open()
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))

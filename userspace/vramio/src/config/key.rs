@@ -28,8 +28,8 @@ pub enum Key {
     SplitBytes,
     /// [`direct`](crate::Config::direct).
     Direct,
-    /// [`kmod`](crate::Config::kmod).
-    Kmod,
+    /// [`direct_engine`](crate::Config::direct_engine).
+    DirectEngine,
     /// [`Deny::paths`](crate::Deny::paths).
     DenyPaths,
     /// [`Deny::mounts`](crate::Deny::mounts).
@@ -54,7 +54,7 @@ impl Key {
         Key::Threads,
         Key::SplitBytes,
         Key::Direct,
-        Key::Kmod,
+        Key::DirectEngine,
         Key::DenyPaths,
         Key::DenyMounts,
         Key::DenyFilesystems,
@@ -74,7 +74,7 @@ impl Key {
             Key::Threads => ("threads", "VRAMIO_THREADS"),
             Key::SplitBytes => ("split_bytes", "VRAMIO_SPLIT_BYTES"),
             Key::Direct => ("direct", "VRAMIO_DIRECT"),
-            Key::Kmod => ("kmod", "VRAMIO_KMOD"),
+            Key::DirectEngine => ("direct_engine", "VRAMIO_DIRECT_ENGINE"),
             Key::DenyPaths => ("deny.paths", "VRAMIO_DENY_PATHS"),
             Key::DenyMounts => ("deny.mounts", "VRAMIO_DENY_MOUNTS"),
             Key::DenyFilesystems => ("deny.filesystems", "VRAMIO_DENY_FILESYSTEMS"),

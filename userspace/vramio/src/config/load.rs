@@ -312,6 +312,7 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::super::DirectEngine;
     use super::*;
     use crate::policy::Policy;
 
@@ -324,7 +325,7 @@ staging_wait = "500ms"
 threads = 3
 split_bytes = 0
 direct = false
-kmod = true
+direct_engine = "kmod"
 
 [thresholds]                    # line 12
 ext4 = "64K"
@@ -366,7 +367,8 @@ drivers = ["nvme"]              # line 21
         assert_eq!(config.staging_wait, Duration::from_millis(500));
         assert_eq!(config.threads, 3);
         assert_eq!(config.split_bytes, 0);
-        assert!(!config.direct && config.kmod);
+        assert!(!config.direct);
+        assert_eq!(config.direct_engine, DirectEngine::Kmod);
         assert_eq!(config.text(Key::Thresholds), "ext4=65536, xfs=4096");
         assert_eq!(config.text(Key::DenyPaths), "/a, /b c");
         assert_eq!(config.text(Key::DenyMounts), "/mnt/x");
@@ -386,7 +388,7 @@ drivers = ["nvme"]              # line 21
             ("VRAMIO_STAGING_WAIT", "7"),
             ("VRAMIO_THREADS", "5"),
             ("VRAMIO_DIRECT", "ON"),
-            ("VRAMIO_KMOD", "0"),
+            ("VRAMIO_DIRECT_ENGINE", "p2pdma"),
             ("VRAMIO_DENY_PATHS", "/x:/y"),
             ("VRAMIO_DENY_FILESYSTEMS", "ext4,tmpfs"),
             ("VRAMIO_DENY_DRIVERS", ""),
@@ -398,7 +400,8 @@ drivers = ["nvme"]              # line 21
         assert_eq!(config.text(Key::Thresholds), "block=1, ext4=2048");
         assert_eq!(config.staging_wait, Duration::from_secs(7));
         assert_eq!(config.threads, 5);
-        assert!(config.direct && !config.kmod);
+        assert!(config.direct);
+        assert_eq!(config.direct_engine, DirectEngine::P2pdma);
         assert_eq!(config.text(Key::DenyPaths), "/x, /y");
         assert_eq!(config.text(Key::DenyFilesystems), "ext4, tmpfs");
         assert!(config.deny.drivers.is_empty());
@@ -465,6 +468,8 @@ drivers = ["nvme"]              # line 21
             ("threads = 2000", 1, "threads", "2000"),
             ("direct = \"true\"", 1, "direct", "\"true\""),
             ("direct = 1", 1, "direct", "1"),
+            ("direct_engine = true", 1, "direct_engine", "true"),
+            ("direct_engine = \"gds\"", 1, "direct_engine", "\"gds\""),
             ("deny.paths = \"/a\"", 1, "deny.paths", "\"/a\""),
             ("deny.paths = [\n\"/a\",\n7]", 3, "deny.paths", "7"),
             ("deny.mounts = [\"/a\", \n\"b\"]", 2, "deny.mounts", "\"b\""),

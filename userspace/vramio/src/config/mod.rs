@@ -59,13 +59,42 @@ pub struct Config {
     pub threads: usize,
     /// A request through host memory that is shorter stays in the caller's thread.
     pub split_bytes: u64,
-    /// Take a direct path where there is one.
+    /// Take the direct path where there is one.
     pub direct: bool,
-    /// Take that of the kernel module, if [`direct`](Self::direct) says so, too.
-    pub kmod: bool,
+    /// What moves the data on it.
+    pub direct_engine: DirectEngine,
     /// What never goes direct ([`Reason::Denied`]).
     pub deny: Deny,
     pub(crate) origins: Origins,
+}
+
+/// What moves data on the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DirectEngine {
+    /// The kernel module; where there is none, or where it has no room, the kernel's own
+    /// direct I/O, if it reaches the memory.
+    #[default]
+    Auto,
+    /// The kernel module alone.
+    Kmod,
+    /// The kernel's own direct I/O alone.
+    P2pdma,
+}
+
+impl DirectEngine {
+    /// Every engine.
+    pub const ALL: [DirectEngine; 3] =
+        [DirectEngine::Auto, DirectEngine::Kmod, DirectEngine::P2pdma];
+
+    /// Its name in configurations.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DirectEngine::Auto => "auto",
+            DirectEngine::Kmod => "kmod",
+            DirectEngine::P2pdma => "p2pdma",
+        }
+    }
 }
 
 /// Files that never go direct ([`Reason::Denied`]): those that one of the lists names.
@@ -103,7 +132,7 @@ impl Default for Config {
             threads: cores.min(8),
             split_bytes: 2 << 20,
             direct: true,
-            kmod: true,
+            direct_engine: DirectEngine::default(),
             deny: Deny::default(),
             origins: Origins::default(),
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{Config, Key};
+use super::{Config, DirectEngine, Key};
 use crate::filesystem::FileSystem;
 use crate::policy::Policy;
 
@@ -85,6 +85,7 @@ const WAIT: &str = "seconds, or a text such as \"500ms\" or \"30s\"";
 const COUNT: &str = "a number";
 const SWITCH: &str = "true or false";
 const POLICY: &str = "\"strict\", \"warn\" or \"allow\"";
+const ENGINE: &str = "\"auto\", \"kmod\" or \"p2pdma\"";
 const NAMES: &str = "a list of texts";
 const ABSOLUTE: &str = "absolute paths";
 const TABLE: &str = "a table of file systems and bytes";
@@ -197,6 +198,21 @@ fn policy(raw: &Raw) -> Result<Policy, Wrong> {
     }
 }
 
+fn engine(raw: &Raw) -> Result<DirectEngine, Wrong> {
+    match raw {
+        Raw::Variable(text) | Raw::Text(text) => {
+            let found = DirectEngine::ALL
+                .into_iter()
+                .find(|engine| engine.name() == text);
+            match found {
+                Some(engine) => Ok(engine),
+                None => wrong(Kind::Value, raw, ENGINE),
+            }
+        }
+        _ => wrong(Kind::Type, raw, ENGINE),
+    }
+}
+
 /// A list; in the environment its items are separated by `separator`.
 fn names(raw: &Raw, separator: char) -> Result<Vec<String>, Wrong> {
     match raw {
@@ -295,7 +311,7 @@ impl Config {
             Key::Threads => self.threads = count(raw)?,
             Key::SplitBytes => self.split_bytes = bytes(raw)?,
             Key::Direct => self.direct = switch(raw)?,
-            Key::Kmod => self.kmod = switch(raw)?,
+            Key::DirectEngine => self.direct_engine = engine(raw)?,
             Key::DenyPaths => self.deny.paths = paths(raw)?,
             Key::DenyMounts => self.deny.mounts = paths(raw)?,
             Key::DenyFilesystems => self.deny.filesystems = filesystems(raw)?,
@@ -330,7 +346,7 @@ impl Config {
             Key::Threads => self.threads.to_string(),
             Key::SplitBytes => self.split_bytes.to_string(),
             Key::Direct => self.direct.to_string(),
-            Key::Kmod => self.kmod.to_string(),
+            Key::DirectEngine => self.direct_engine.name().to_owned(),
             Key::DenyPaths => paths(&self.deny.paths),
             Key::DenyMounts => paths(&self.deny.mounts),
             Key::DenyFilesystems => self.deny.filesystems.join(", "),
