@@ -49,6 +49,16 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
+    /// Show the configuration, and where each value comes from
+    ///
+    /// It is what the configuration file and the environment say: the file that VRAMIO_CONFIG
+    /// names, else /etc/vramio.toml, and the variables VRAMIO_*, which go before it.
+    Config(ConfigArgs),
+    /// Show what processes have moved, how, and why not otherwise
+    ///
+    /// Of all processes of the caller's user that use the library, or of one. Each counts by
+    /// itself, from its first request on; looking costs it nothing.
+    Stats(StatsArgs),
 }
 
 /// The arguments of `vramio cp`.
@@ -95,9 +105,10 @@ pub struct CpArgs {
     /// What to do with what can't go direct: strict refuses, warn and allow copy it through
     /// host memory
     ///
-    /// The summary names the path and the reason in any case.
-    #[arg(long, value_name = "POLICY", default_value_t = Policy::Strict)]
-    pub policy: Policy,
+    /// The summary names the path and the reason in any case. The default is what the
+    /// configuration file or VRAMIO_POLICY says, else strict.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<Policy>,
 
     /// Print the summary as one JSON object
     #[arg(long)]
@@ -174,6 +185,56 @@ pub struct InfoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// The arguments of `vramio config`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: 0, or 1 if something of it is no good.")]
+pub struct ConfigArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio stats`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "The figures of the latest processes that have ended are there, too, for \
+        a while: with --ended, or by number. Requests that were under way at a crash may be \
+        counted in part.\n\n\
+        Exit status: 0, or 1 if there is no such process, or a file can't be written."
+)]
+pub struct StatsArgs {
+    /// This process alone, also if it has ended
+    #[arg(long, short, value_name = "PID")]
+    pub pid: Option<u32>,
+
+    /// Processes that have ended, too
+    #[arg(long)]
+    pub ended: bool,
+
+    /// Print one JSON object; with --watch one on each line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print again every so many seconds, until a signal comes; after the first time, what has
+    /// happened since the last
+    #[arg(
+        long,
+        short,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub watch: Option<u32>,
+
+    /// Write the figures into this file in Prometheus' text format, and print nothing
+    ///
+    /// The file is replaced as a whole, so that a collector such as that of node_exporter
+    /// never sees half of it. With --watch it is written every time.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub prometheus: Option<PathBuf>,
 }
 
 /// What `vramio cp` is to do.

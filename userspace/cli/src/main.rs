@@ -5,6 +5,7 @@
 
 mod args;
 mod check;
+mod config;
 mod cp;
 mod endpoint;
 mod explain;
@@ -16,6 +17,7 @@ mod machine;
 mod output;
 mod signal;
 mod size;
+mod stats;
 
 use std::process::ExitCode;
 
@@ -27,5 +29,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::main(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Info(args) => info::main(&args),
+        Command::Config(args) => config::main(&args),
+        Command::Stats(args) => stats::main(&args),
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -341,4 +342,168 @@ fn an_output_that_takes_nothing_is_a_failure() {
         .expect("it runs");
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ENOSPC"));
+}
+
+/// Runs the command with a configuration file and variables.
+fn configured(text: &str, variables: &[(&str, &str)], args: &[&str]) -> (TempDir, Run) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.toml");
+    fs::write(&file, text).expect("it can be written");
+    let mut command = command(args);
+    command.env("VRAMIO_CONFIG", &file);
+    command.envs(variables.iter().copied());
+    let run = Run::from(command.output().expect("the command runs"));
+    (dir, run)
+}
+
+#[test]
+fn every_value_says_where_it_comes_from() {
+    let text = "threads = 3\nslab_bytes = \"1M\"\n";
+    let variables = [("VRAMIO_THREADS", "2")];
+    let (dir, run) = configured(text, &variables, &["config", "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let json = run.json();
+    assert_eq!(json["threads"]["value"], "2");
+    assert_eq!(json["threads"]["source"], "environment VRAMIO_THREADS");
+    assert_eq!(json["slab_bytes"]["value"], "1048576");
+    let file = dir.path().join("vramio.toml");
+    assert_eq!(
+        json["slab_bytes"]["source"],
+        format!("{} line 2", file.display())
+    );
+    assert_eq!(json["policy"]["source"], "default");
+
+    let (_dir, run) = configured(text, &variables, &["config"]);
+    let line = "threads = 2  (environment VRAMIO_THREADS)\n";
+    assert!(run.stdout.contains(line), "{}", run.stdout);
+}
+
+/// A configuration that is no good ends every command that reads one, before it does
+/// anything.
+#[test]
+fn a_bad_configuration_is_refused() {
+    let (dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    for args in [&["config"][..], &["cp", source, "gpu:0"]] {
+        let (_dir, run) = configured("\nthreads = 0", &[], args);
+        run.fails(1, &["vramio.toml line 2", "threads = 0", "fix:"]);
+        let (_dir, run) = configured("", &[("VRAMIO_POLICY", "never")], args);
+        run.fails(1, &["environment VRAMIO_POLICY", "policy = never", "fix:"]);
+    }
+    drop(dir);
+}
+
+/// `vramio cp` is strict, unless somebody says otherwise.
+#[test]
+fn the_command_line_goes_before_the_configuration() {
+    let (_dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    let strict = |text: &str, variables: &[(&str, &str)], more: &[&str]| {
+        let args = [&["cp", source, "gpu:0"], more].concat();
+        let (_dir, run) = configured(text, variables, &args);
+        // Without a module or a GPU, only what is missing first tells the two apart.
+        run.stderr.contains("/dev/vramio:")
+    };
+    let allow = "policy = \"allow\"";
+    assert!(strict("", &[], &[]));
+    assert!(!strict(allow, &[], &[]));
+    assert!(!strict("", &[("VRAMIO_POLICY", "warn")], &[]));
+    assert!(strict(allow, &[("VRAMIO_POLICY", "strict")], &[]));
+    assert!(strict(allow, &[], &["--policy", "strict"]));
+    assert!(!strict("", &[], &["--policy", "allow"]));
+}
+
+/// Reads a file into host memory, in this process: so there is something to count.
+fn count(requests: usize) {
+    let (_dir, file) = directory_with_file();
+    let context = vramio::Context::with_config(vramio::Config::default()).expect("a context");
+    let file = vramio::File::open(&context, file).expect("it opens");
+    let mut memory = vec![0u8; 4096];
+    // SAFETY: The memory outlives the buffer, and nobody looks at it.
+    let buffer =
+        unsafe { vramio::GpuBuffer::from_host(&context, memory.as_mut_ptr().cast(), memory.len()) };
+    let buffer = buffer.expect("a buffer");
+    for _ in 0..requests {
+        assert_eq!(
+            file.read_at(&buffer, 0, 0, 4096).expect("it reads").bytes,
+            4096
+        );
+    }
+}
+
+/// What a process counted is what the command shows of it, in each form.
+#[test]
+fn stats_show_what_was_counted() {
+    let pid = std::process::id().to_string();
+    count(3);
+    let find = |json: &serde_json::Value| {
+        let processes = json["processes"].as_array().expect("a list");
+        let mut own = processes
+            .iter()
+            .filter(|process| process["pid"] == std::process::id());
+        let found = own.next().expect("this process").clone();
+        assert!(own.next().is_none());
+        found["gpus"]["host"]["read"].clone()
+    };
+    let run = vramio(["stats", "-p", &pid, "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let read = find(&run.json());
+    assert_eq!(read["requests"], 3);
+    assert_eq!(read["bytes"], 3 * 4096);
+    assert_eq!(read["in_flight"], 0);
+    let path = &read["paths"]["compat-cache"];
+    assert_eq!(path["sizes"]["4096"], 3, "{read}");
+    assert_eq!(path["bytes"], 3 * 4096);
+    let reasons = read["reasons"].as_object().expect("reasons");
+    assert_eq!(reasons.len(), 1, "{read}");
+    assert_eq!(find(&vramio(["stats", "--json"]).json()), read);
+
+    let text = vramio(["stats", "-p", &pid]).stdout;
+    assert!(text.contains("read: 3 requests, 12288 bytes"), "{text}");
+    assert!(text.contains("compat-cache: 3 requests"), "{text}");
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.prom");
+    let name = file.to_str().expect("UTF-8");
+    let run = vramio(["stats", "-p", &pid, "--prometheus", name]);
+    assert_eq!((run.status, &*run.stdout), (0, ""), "{}", run.stderr);
+    let text = fs::read_to_string(&file).expect("it is there");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("vramio_bytes_total{"));
+    let line = line.expect("a line");
+    assert!(line.contains(&format!("pid=\"{pid}\"")), "{line}");
+    assert!(
+        line.ends_with(r#"direction="read",path="compat-cache"} 12288"#),
+        "{line}"
+    );
+
+    // What happens between two lines is in the second, and a signal ends it.
+    let mut child = command(["stats", "-p", &pid, "--json", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = || -> serde_json::Value {
+        let line = lines.next().expect("a line").expect("UTF-8");
+        serde_json::from_str(&line).expect("one JSON object")
+    };
+    assert_eq!(find(&next()), read);
+    count(2);
+    let later = next();
+    let read = find(&later);
+    assert_eq!(
+        (&read["requests"], &read["bytes"]),
+        (&2.into(), &(2 * 4096).into())
+    );
+    assert!(later["interval_seconds"].as_f64().expect("a number") >= 1.0);
+    assert_eq!(find(&next())["requests"], 0);
+    // SAFETY: The call takes numbers, and the process is a child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert!(child.wait().expect("it ends").success());
+
+    let gone = vramio(["stats", "-p", "1"]);
+    gone.fails(1, &["process 1", "fix:"]);
+    let run = vramio(["stats", "--prometheus", "/nowhere/a.prom"]);
+    run.fails(1, &["/nowhere/a.prom"]);
 }
