@@ -68,6 +68,7 @@ mod policy;
 mod process;
 mod stats;
 mod submit;
+mod sync;
 mod transfer;
 mod workers;
 

@@ -544,11 +544,15 @@ fn a_cancelled_request_has_an_exact_count() {
         cancel: Some(cancel.clone()),
         ..Options::default()
     };
+    let copies = mock().calls("cuMemcpyHtoDAsync_v2");
     mock().delay(3000);
     let outcome = std::thread::scope(|scope| {
         let request =
             scope.spawn(|| file.transfer(Direction::Read, &vram.buffer, 0, 0, size, &options));
-        std::thread::sleep(Duration::from_millis(40));
+        // It has begun, and has far to go.
+        while mock().calls("cuMemcpyHtoDAsync_v2") < copies + 3 {
+            std::thread::yield_now();
+        }
         cancel.cancel();
         request.join().expect("no panic").expect("it had begun")
     });

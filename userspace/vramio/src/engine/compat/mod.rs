@@ -5,15 +5,19 @@
 //!
 //! A request is cut into pieces. The caller's thread takes one after the other; for a
 //! large request worker threads take pieces, too. Each thread has one staging buffer in
-//! [`SLOTS`] slots, so that it fills one slot while the copy engine empties the others.
-//! The caller never depends on a worker: without one it takes all pieces itself.
+//! [`SLOTS`] slots: the drive fills some by io_uring, while the thread copies from the
+//! page cache into another and the copy engine empties the rest. The caller never depends
+//! on a worker, nor on io_uring: without them it takes all pieces itself, and waits for
+//! each.
 
 mod cache;
 mod pool;
 mod read;
+mod ring;
 mod run;
 mod write;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -26,6 +30,7 @@ use crate::gpu::cuda::SLOTS;
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
+use crate::stats::Stats;
 use pool::{NoSlab, Pool};
 use run::Run;
 
@@ -40,10 +45,11 @@ pub(crate) struct Compat {
     split: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
+    stats: Arc<Stats>,
 }
 
 impl Compat {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, stats: Arc<Stats>) -> Self {
         Compat {
             pool: Arc::new(Pool::new(
                 config.slab_bytes,
@@ -53,6 +59,7 @@ impl Compat {
             threads: config.threads,
             split: config.split_bytes,
             slot: (config.slab_bytes / SLOTS) as u64,
+            stats,
         }
     }
 
@@ -93,6 +100,13 @@ impl Compat {
         })
     }
 
+    /// Counts what a request had to do without.
+    fn account(&self, run: &Run) {
+        if run.no_ring.load(Relaxed) {
+            self.stats.count(Reason::NoIoUring.into());
+        }
+    }
+
     /// How many threads, and how long their pieces are.
     fn division(&self, len: u64) -> (usize, u64) {
         if len < self.split || self.threads == 1 {
@@ -120,13 +134,15 @@ impl Engine for Compat {
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         self.offer(job)?;
         let (mut threads, piece) = self.division(job.request.len);
-        if job.request.direction == Direction::Write && threads > 1 {
+        let mut ordered = false;
+        if job.request.direction == Direction::Write && job.request.len > piece {
             // Beyond the end of the file pieces are written in order, so that a failure
             // leaves no gap behind what is reported.
             let size = job.target.size().map_err(|errno| error(job, errno))?;
-            if job.request.file_offset + job.request.len > size {
-                threads = 1;
-            }
+            ordered = job.request.file_offset + job.request.len > size;
+        }
+        if ordered {
+            threads = 1;
         }
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
@@ -137,7 +153,16 @@ impl Engine for Compat {
         } else {
             Some(self.take(job)?)
         };
-        Run::new(job.clone(), self.pool.clone(), piece).carry_out(lease, threads)
+        let run = Run::new(job.clone(), self.pool.clone(), piece, ordered);
+        if threads == 1 {
+            let result = run.alone(lease);
+            self.account(&run);
+            return result;
+        }
+        let run = Arc::new(run);
+        let result = run.clone().together(lease, threads - 1);
+        self.account(&run);
+        result
     }
 }
 
@@ -163,10 +188,11 @@ mod tests {
 
     #[test]
     fn small_requests_stay_in_the_callers_thread() {
-        let compat = Compat::new(&Config {
+        let config = Config {
             threads: 8,
             ..Config::default()
-        });
+        };
+        let compat = Compat::new(&config, Arc::new(Stats::new()));
         assert_eq!(compat.division(0), (1, 2 << 20));
         assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
         assert_eq!(compat.division(2 << 20), (8, 256 << 10));
