@@ -102,8 +102,13 @@ impl Compat {
 
     /// Counts what a request had to do without.
     fn account(&self, run: &Run) {
-        if run.no_ring.load(Relaxed) {
-            self.stats.count(Reason::NoIoUring.into());
+        for (lacked, reason) in [
+            (&run.no_ring, Reason::NoIoUring),
+            (&run.no_second_fd, Reason::NoSecondFd),
+        ] {
+            if lacked.load(Relaxed) {
+                self.stats.count(reason.into());
+            }
         }
     }
 

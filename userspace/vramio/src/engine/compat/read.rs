@@ -101,6 +101,7 @@ fn part(
         return buffered(hand, cached?, at, len, Wait::Yes);
     };
     let Ok(cached) = cached else {
+        run.no_second_fd.store(true, Relaxed);
         return unbuffered(hand, at_drive, direct, align, at, len);
     };
     let small = len <= SMALL && !target.no_nowait.load(Relaxed);

@@ -36,6 +36,8 @@ pub(super) struct Run {
     ordered: bool,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
+    /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
+    pub(super) no_second_fd: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -74,6 +76,7 @@ impl Run {
             crew: Crew::default(),
             ordered,
             no_ring: AtomicBool::new(false),
+            no_second_fd: AtomicBool::new(false),
         }
     }
 
