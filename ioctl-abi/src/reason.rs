@@ -238,11 +238,13 @@ pub enum Reason {
     Zfs = 274,
     /// The configuration forbids the direct path here.
     Denied = 275,
+    /// The GPU may use old data after a drive's write, and its driver offers no flush.
+    WriteOrder = 280,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 113] = [
+    pub const ALL: [Reason; 114] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -356,6 +358,7 @@ impl Reason {
         Reason::Smb,
         Reason::Zfs,
         Reason::Denied,
+        Reason::WriteOrder,
     ];
 
     /// The reason with this number.
@@ -944,6 +947,11 @@ impl Reason {
                 "denied",
                 "the configuration forbids the direct path here",
                 "take the entry off the deny list",
+            ),
+            Reason::WriteOrder => (
+                "write-order",
+                "the GPU does not order a drive's writes before its own reads, and its driver offers no flush",
+                "use a newer driver, or a GPU whose writes are ordered (GPU_DIRECT_RDMA_WRITES_ORDERING)",
             ),
         }
     }

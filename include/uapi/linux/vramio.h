@@ -395,6 +395,10 @@ enum vramio_reason {
 	VRAMIO_REASON_ZFS = 274,
 	/* The configuration forbids the direct path here. */
 	VRAMIO_REASON_DENIED = 275,
+	/*
+	 * The GPU may use old data after a drive's write, and its driver offers no flush.
+	 */
+	VRAMIO_REASON_WRITE_ORDER = 280,
 };
 
 /* What the module is and where its limits lie. */

@@ -7,6 +7,7 @@ mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
+mod cuda;
 mod detect;
 mod dmabuf;
 mod failure;
@@ -49,6 +50,7 @@ pub fn all() -> Vec<Case> {
         // Its last event leaves a drive that cannot be taken out any more.
         removal::cases(),
         cli::cases(),
+        cuda::cases(),
         fuzz::cases(),
         merge::cases(),
         platform::cases(),
