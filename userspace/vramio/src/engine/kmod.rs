@@ -200,6 +200,8 @@ impl Kmod {
             return Err(registration.beyond(memory));
         };
         let len = request.len.min(rest);
+        // A question about the memory as such is none about one place in it.
+        let inside = if len == 0 { 0 } else { inside };
         let file = target.fd();
         buffer.probe(request.direction, file, request.file_offset, inside, len)
     }
