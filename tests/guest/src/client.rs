@@ -83,6 +83,11 @@ pub enum ClientOp {
         /// Whether.
         on: bool,
     },
+    /// `exit(3)`, whatever is in flight → nothing.
+    Exit {
+        /// The status.
+        status: i32,
+    },
     /// Whether an address has `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS` → true or false.
     SyncMemops {
         /// The device address.

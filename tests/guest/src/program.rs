@@ -147,6 +147,7 @@ pub fn run(op: ClientOp) -> Result<Value, Failure> {
             set(on);
             to_value(())
         }
+        ClientOp::Exit { status } => std::process::exit(status),
         ClientOp::SyncMemops { address } => mock.sync_memops(address).and_then(to_value),
     }
 }

@@ -17,6 +17,7 @@ mod frame;
 mod fuzz;
 mod leaks;
 mod merge;
+mod planner;
 mod platform;
 mod process;
 mod read;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Case> {
         removal::cases(),
         cli::cases(),
         cuda::cases(),
+        planner::cases(),
         fuzz::cases(),
         merge::cases(),
         platform::cases(),

@@ -414,11 +414,22 @@ impl Refusal<'_> {
     }
 }
 
-/// Whether a request ended early because memory or drive can't be reached directly any
-/// more.
+/// Whether a request ended early because it can't go direct any more, and not because of
+/// what would stop it on any way.
 fn is_lost(outcome: &Outcome) -> bool {
-    matches!(outcome.error, Some(Errno::ESTALE | Errno::ENODEV))
-        || (outcome.error.is_some() && outcome.reason == Reason::BarFull)
+    outcome.error.is_some()
+        && outcome.reason.known().is_some_and(|reason| {
+            !matches!(
+                reason,
+                Reason::None
+                    | Reason::IoError
+                    | Reason::NoSpace
+                    | Reason::FileSize
+                    | Reason::Interrupted
+                    | Reason::TargetGone
+                    | Reason::Cancelled
+            )
+        })
 }
 
 /// Why it went through host memory, where nothing else is to be said of it.

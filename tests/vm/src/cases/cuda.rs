@@ -6,17 +6,20 @@
 
 use crate::client::{self, done, refused, Buffer, Client};
 use crate::context::Context;
-use crate::fleet::Kind;
+use crate::fleet::{self, Kind};
 use crate::lane::Case;
 use crate::rest;
 use crate::transfer::Target;
 use crate::volume::Volume;
 use anyhow::{anyhow, ensure, Result};
+use std::time::Duration;
 use vramio_abi::{Certainty, Path, Reason};
 use vramio_guest::client::{Answer, ClientOp, Done, Transfer};
 use vramio_guest::file::FilePlan;
 use vramio_guest::pattern;
-use vramio_guest::protocol::Op;
+use vramio_guest::protocol::{Exit, Op};
+use vramio_qemu::filesystem::FileSystem;
+use vramio_qemu::guest::Pending;
 use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
 
 const MIB: u64 = 1 << 20;
@@ -56,31 +59,50 @@ pub fn cases() -> Vec<Case> {
         case("no-export", no_export),
         case("write-order", write_order),
         case("fork", fork),
+        case("killed-in-flight", killed_in_flight),
+        case("exit-in-flight", exit_in_flight),
+        case("unbind", unbind),
+        case("unbind-in-flight", unbind_in_flight),
+        case("no-module", no_module),
     ]);
     cases
 }
 
 /// A file, a program, and the volume that the file is on.
-struct Setup {
-    volume: Volume,
-    plan: FilePlan,
-    client: Client,
-    file: u32,
+pub(super) struct Setup {
+    pub(super) volume: Volume,
+    pub(super) plan: FilePlan,
+    pub(super) client: Client,
+    pub(super) file: u32,
 }
 
 impl Setup {
-    fn new(context: &Context<'_>, target: Target, policy: &str, size: u64) -> Result<Self> {
+    pub(super) fn new(
+        context: &Context<'_>,
+        target: Target,
+        policy: &str,
+        size: u64,
+    ) -> Result<Self> {
+        Self::of(context, target, policy, FilePlan::dense("cuda", 301, size))
+    }
+
+    /// With a file of a plan, whose path is a name below the mount point.
+    pub(super) fn of(
+        context: &Context<'_>,
+        target: Target,
+        policy: &str,
+        plan: FilePlan,
+    ) -> Result<Self> {
         let volume = Volume::of(target, context)?;
-        let plan = FilePlan::dense("", 301, size);
         let plan = match &volume.mounted {
             Some(dir) => {
-                let path = format!("{dir}/cuda");
+                let path = format!("{dir}/{}", plan.path);
                 let plan = FilePlan { path, ..plan };
                 context.session.make(&plan)?;
                 plan
             }
             None => {
-                volume.write(context, 0, &plan.content(0, size))?;
+                volume.write(context, 0, &plan.content(0, plan.size))?;
                 let path = volume.device.clone();
                 FilePlan { path, ..plan }
             }
@@ -96,17 +118,12 @@ impl Setup {
         })
     }
 
-    fn ext4(context: &Context<'_>, policy: &str, size: u64) -> Result<Self> {
-        Self::new(
-            context,
-            Target::File(vramio_qemu::filesystem::FileSystem::Ext4),
-            policy,
-            size,
-        )
+    pub(super) fn ext4(context: &Context<'_>, policy: &str, size: u64) -> Result<Self> {
+        Self::new(context, Target::File(FileSystem::Ext4), policy, size)
     }
 
     /// A read from the start of the file.
-    fn request(&self, buffer: &Buffer, buffer_offset: u64, len: u64) -> Transfer {
+    pub(super) fn request(&self, buffer: &Buffer, buffer_offset: u64, len: u64) -> Transfer {
         Transfer {
             write: false,
             file: self.file,
@@ -117,19 +134,33 @@ impl Setup {
         }
     }
 
-    fn read(&self, context: &mut Context<'_>, transfer: Transfer) -> Result<(Done, Flow)> {
+    pub(super) fn read(
+        &self,
+        context: &mut Context<'_>,
+        transfer: Transfer,
+    ) -> Result<(Done, Flow)> {
         let (client, volume) = (&self.client, &self.volume);
         client::read(context, client, volume, &self.plan.path, transfer)
     }
 
-    fn write(&self, context: &mut Context<'_>, transfer: Transfer) -> Result<(Done, Flow)> {
+    pub(super) fn write(
+        &self,
+        context: &mut Context<'_>,
+        transfer: Transfer,
+    ) -> Result<(Done, Flow)> {
         let (client, volume) = (&self.client, &self.volume);
         client::write(context, client, volume, &self.plan.path, transfer)
     }
 
     /// The buffer holds the file's content from the start of the file on, at `at`, and
     /// poison around it.
-    fn expect(&self, context: &Context<'_>, buffer: &Buffer, at: u64, len: u64) -> Result<()> {
+    pub(super) fn expect(
+        &self,
+        context: &Context<'_>,
+        buffer: &Buffer,
+        at: u64,
+        len: u64,
+    ) -> Result<()> {
         let mut content = vec![POISON; buffer.len as usize];
         let (from, to) = (at as usize, (at + len) as usize);
         content[from..to].copy_from_slice(&self.plan.content(0, len));
@@ -138,7 +169,7 @@ impl Setup {
 }
 
 /// All of it went direct, for sure.
-fn all_direct(done: &Done, bytes: u64) -> Result<()> {
+pub(super) fn all_direct(done: &Done, bytes: u64) -> Result<()> {
     ensure!(
         done.bytes == bytes
             && done.path == Path::DirectSwitch.name()
@@ -150,7 +181,7 @@ fn all_direct(done: &Done, bytes: u64) -> Result<()> {
 }
 
 /// All of it went through host memory, for this reason.
-fn all_compat(done: &Done, bytes: u64, reason: Reason) -> Result<()> {
+pub(super) fn all_compat(done: &Done, bytes: u64, reason: Reason) -> Result<()> {
     ensure!(
         done.bytes == bytes
             && client::direct(done) == 0
@@ -219,7 +250,7 @@ fn there_and_back(context: &mut Context<'_>, target: Target, scattered: bool) ->
             let extents = context.session.extents(&setup.plan.path)?;
             setup.volume.read_extents(context, 0, &extents, len)?
         }
-        None => context.vm.image(crate::fleet::RAW)?.read(0, len)?,
+        None => context.vm.image(fleet::RAW)?.read(0, len)?,
     };
     if let Some(difference) = first_difference(&found, &content) {
         return Err(anyhow!("the disk: {difference}"));
@@ -242,7 +273,7 @@ fn second_device(context: &mut Context<'_>) -> Result<()> {
     let buffer = setup.client.part(&memory, 0..MIB)?;
     buffer.poison(context, 1)?;
     let extents = context.session.extents(&setup.plan.path)?;
-    let place = Place::of_file(crate::fleet::EXT4, &extents);
+    let place = Place::of_file(fleet::EXT4, &extents);
     let mark = context.vm.mark()?;
     let read = done(setup.client.transfer(setup.request(&buffer, 0, MIB))?)?;
     all_direct(&read, MIB)?;
@@ -277,17 +308,14 @@ fn parts(context: &mut Context<'_>) -> Result<()> {
         context.session.drop_caches()?;
         let len = 512 << 10;
         let part = setup.client.part(&memory, start..start + at + len)?;
-        let (done, flow) = setup.read(context, setup.request(&part, at, len))?;
+        let (done, _) = setup.read(context, setup.request(&part, at, len))?;
         let case = format!("at {start} + {at}");
-        match reason {
-            None => {
-                all_direct(&done, len)?;
-                ensure!(flow.into_bar == len, "{case}: {flow:?}");
-            }
-            Some(reason) => all_compat(&done, len, reason)?,
-        }
-        setup
-            .expect(context, &whole, start + at, len)
+        let result = match reason {
+            None => all_direct(&done, len),
+            Some(reason) => all_compat(&done, len, reason),
+        };
+        result
+            .and_then(|()| setup.expect(context, &whole, start + at, len))
             .map_err(|error| error.context(case))?;
         setup.client.drop(part.number)?;
     }
@@ -384,7 +412,7 @@ fn stale(context: &mut Context<'_>) -> Result<()> {
                 let mark = context.vm.mark()?;
                 refused(&setup.client.transfer(request)?, Reason::StaleBuffer)?;
                 let extents = context.session.extents(&setup.plan.path)?;
-                let place = Place::of_file(crate::fleet::EXT4, &extents);
+                let place = Place::of_file(fleet::EXT4, &extents);
                 let account = context.vm.account(mark, &place)?;
                 ensure!(account.data == Flow::default(), "{account:?}");
             }
@@ -508,4 +536,274 @@ fn fork(context: &mut Context<'_>) -> Result<()> {
     let (done, _) = setup.read(context, request)?;
     all_direct(&done, MIB)?;
     setup.expect(context, &buffer, 0, MIB)
+}
+
+/// A read of a slow disk that is under way.
+pub(super) struct Slow {
+    pub(super) setup: Setup,
+    pub(super) buffer: Buffer,
+    pub(super) pending: Pending<Answer>,
+    pub(super) mark: usize,
+    pub(super) place: Place,
+}
+
+/// Bytes of a request that is slowed down: some of the module's parts.
+pub(super) const SLOW: u64 = 48 * MIB;
+/// Bytes in a second, then.
+const SPEED: u64 = 16 * MIB;
+
+pub(super) fn throttle(context: &mut Context<'_>, speed: u64) -> Result<()> {
+    let drive = context.vm.disk(fleet::EXT4)?.drive();
+    context.vm.monitor.throttle_reads(&drive, speed)
+}
+
+/// Does something while a request of a process of its own is under way.
+pub(super) fn during(
+    context: &mut Context<'_>,
+    policy: &str,
+    act: impl FnOnce(&mut Context<'_>, Slow) -> Result<()>,
+) -> Result<()> {
+    let setup = Setup::ext4(context, policy, SLOW)?;
+    let session = context.vm.guest.spawn()?;
+    let client = Client::new(&session, policy)?;
+    let file = client.file(&setup.plan.path, false)?;
+    let setup = Setup {
+        client,
+        file,
+        ..setup
+    };
+    let buffer = setup.client.buffer(SLOW)?;
+    buffer.poison(context, 0)?;
+    let extents = context.session.extents(&setup.plan.path)?;
+    let place = Place::of_file(fleet::EXT4, &extents);
+    throttle(context, SPEED)?;
+    let mark = context.vm.mark()?;
+    let pending = setup.client.start(setup.request(&buffer, 0, SLOW))?;
+    let result = pending
+        .still_runs_after(Duration::from_millis(500))
+        .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
+        .and_then(|pending| {
+            let slow = Slow {
+                setup,
+                buffer,
+                pending,
+                mark,
+                place,
+            };
+            act(context, slow)
+        });
+    throttle(context, 0)?;
+    // It may have ended by itself.
+    let _ = session.end();
+    result?;
+    rest::at_rest(context, &[])?;
+    rest::all_is_free(context)
+}
+
+/// The process has ended: its request ends with the part that is under way, and nothing
+/// arrives any more.
+fn ended(context: &mut Context<'_>, slow: Slow) -> Result<()> {
+    ensure!(slow.pending.wait().is_err(), "a dead process answered");
+    let account = context.vm.account(slow.mark, &slow.place)?;
+    ensure!(
+        account.data.into_bar < SLOW && account.data.into_ram == 0,
+        "the request went on to its end: {account:?}"
+    );
+    throttle(context, 0)?;
+    rest::all_is_free(context)?;
+    slow.buffer.poison(context, 0)?;
+    std::thread::sleep(Duration::from_millis(300));
+    let poison = vec![POISON; SLOW as usize];
+    slow.buffer.expect(context, 0, 0, &poison)
+}
+
+/// SIGKILL with a request in flight.
+fn killed_in_flight(context: &mut Context<'_>) -> Result<()> {
+    during(context, "strict", |context, slow| {
+        let exit = slow.setup.client.session().end()?;
+        ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
+        ended(context, slow)
+    })
+}
+
+/// `exit` with a request in flight.
+fn exit_in_flight(context: &mut Context<'_>) -> Result<()> {
+    during(context, "strict", |context, slow| {
+        let session = slow.setup.client.session();
+        let _: Pending<()> = session.start(Op::Client(ClientOp::Exit { status: 7 }))?;
+        let exit = session.reap()?;
+        ensure!(exit == Exit::Code(7), "{exit:?}");
+        ended(context, slow)
+    })
+}
+
+/// The sysfs file that unbinds or binds the first GPU.
+fn driver(context: &Context<'_>, what: &str) -> Result<()> {
+    let session = context.vm.guest.session();
+    let addresses = session.pci()?;
+    let bar = context.vm.bar();
+    let gpu = addresses
+        .iter()
+        .find(|device| {
+            device
+                .resources
+                .iter()
+                .any(|(start, _)| *start == bar.start)
+        })
+        .ok_or_else(|| anyhow!("no GPU at {bar:?}"))?;
+    let path = format!("/sys/bus/pci/drivers/vramio_mockgpu/{what}");
+    Ok(session.write_text(&path, &gpu.address)?)
+}
+
+/// Unbinds the provider, does something, and binds it again.
+fn unbound(
+    context: &mut Context<'_>,
+    act: impl FnOnce(&mut Context<'_>) -> Result<()>,
+) -> Result<()> {
+    driver(context, "unbind")?;
+    let result = act(context);
+    driver(context, "bind")?;
+    result
+}
+
+/// The driver that provides P2PDMA goes while a program runs, and the GPU's memory stays:
+/// the next requests go through host memory and say why, or are refused. What was known of
+/// the way before is no excuse.
+fn unbind(context: &mut Context<'_>) -> Result<()> {
+    for policy in ["allow", "strict"] {
+        // What the memory is made of must be gone before the driver is there again.
+        let session = context.vm.guest.spawn()?;
+        let setup = Setup::ext4(context, policy, MIB)?;
+        let client = Client::new(&session, policy)?;
+        let file = client.file(&setup.plan.path, true)?;
+        let setup = Setup {
+            client,
+            file,
+            ..setup
+        };
+        let buffer = setup.client.buffer(MIB)?;
+        let request = setup.request(&buffer, 0, MIB);
+        let (done, _) = setup.read(context, request)?;
+        all_direct(&done, MIB)?;
+        buffer.poison(context, 0)?;
+        context.session.drop_caches()?;
+        unbound(context, |context| {
+            if policy == "strict" {
+                for reason in [Reason::ProviderGone, Reason::NoExport] {
+                    let mark = context.vm.mark()?;
+                    refused(&setup.client.transfer(request)?, reason)?;
+                    let account = context.vm.account(mark, &Place::default())?;
+                    ensure!(account.other == Flow::default(), "{account:?}");
+                    ensure!(setup.client.counted(reason)? == 1, "{reason:?} not counted");
+                }
+                setup.expect(context, &buffer, 0, 0)?;
+                session.end()?;
+                return Ok(());
+            }
+            // First the registration ends, then there is none to be had.
+            for reason in [Reason::ProviderGone, Reason::NoExport, Reason::NoExport] {
+                buffer.poison(context, 0)?;
+                let (done, _) = setup.read(context, request)?;
+                all_compat(&done, MIB, reason)?;
+                setup.expect(context, &buffer, 0, MIB)?;
+            }
+            let content = pattern::bytes(303, 0, MIB as usize);
+            buffer.write(context, 0, 0, &content)?;
+            let write = Transfer {
+                write: true,
+                ..request
+            };
+            let (done, _) = setup.write(context, write)?;
+            all_compat(&done, MIB, Reason::NoExport)?;
+            let extents = context.session.extents(&setup.plan.path)?;
+            let found = setup.volume.read_extents(context, 0, &extents, MIB)?;
+            ensure!(found == content, "other data on the disk");
+            ensure!(
+                setup.client.counted(Reason::ProviderGone)? == 1
+                    && setup.client.counted(Reason::NoExport)? == 3,
+                "{:?}",
+                setup.client.stats()
+            );
+            session.end()?;
+            Ok(())
+        })?;
+        // A new program goes direct again.
+        let again = Setup::ext4(context, "strict", MIB)?;
+        let buffer = again.client.buffer(MIB)?;
+        let (done, _) = again.read(context, again.request(&buffer, 0, MIB))?;
+        all_direct(&done, MIB)?;
+        again.client.drop(buffer.number)?;
+        again.client.drop(buffer.memory)?;
+    }
+    rest::all_is_free(context)
+}
+
+/// The same in the middle of a request: with `allow` the rest goes through host memory,
+/// with `strict` the count says how far it came.
+fn unbind_in_flight(context: &mut Context<'_>) -> Result<()> {
+    for policy in ["allow", "strict"] {
+        during(context, policy, |context, slow| {
+            unbound(context, |context| {
+                throttle(context, 0)?;
+                let done = done(slow.pending.wait()?)?;
+                let account = context.vm.account(slow.mark, &slow.place)?;
+                client::check_read(&done, &account)?;
+                let direct = client::direct(&done);
+                ensure!(direct > 0 && direct < SLOW, "{done:?}");
+                ensure!(done.reason == Reason::ProviderGone.name(), "{done:?}");
+                let (bytes, error) = match policy {
+                    "allow" => (SLOW, 0),
+                    _ => (direct, libc::ENODEV),
+                };
+                ensure!((done.bytes, done.error) == (bytes, error), "{done:?}");
+                slow.setup.expect(context, &slow.buffer, 0, bytes)?;
+                ensure!(
+                    slow.setup.client.counted(Reason::ProviderGone)? == 1,
+                    "{:?}",
+                    slow.setup.client.stats()
+                );
+                slow.setup.client.session().end()?;
+                Ok(())
+            })
+        })?;
+    }
+    Ok(())
+}
+
+/// Without the module all goes through host memory, and says so, or nothing does.
+fn no_module(context: &mut Context<'_>) -> Result<()> {
+    context.session.rmmod("vramio")?;
+    let result = without_module(context);
+    context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
+    result
+}
+
+fn without_module(context: &mut Context<'_>) -> Result<()> {
+    let allow = Setup::ext4(context, "allow", 3 * MIB)?;
+    let buffer = allow.client.buffer(3 * MIB)?;
+    buffer.poison(context, 0)?;
+    let (done, flow) = allow.read(context, allow.request(&buffer, 0, 3 * MIB))?;
+    all_compat(&done, 3 * MIB, Reason::NoModule)?;
+    ensure!(flow.into_ram >= 3 * MIB, "{flow:?}");
+    allow.expect(context, &buffer, 0, 3 * MIB)?;
+    let write = Transfer {
+        write: true,
+        ..allow.request(&buffer, MIB, MIB)
+    };
+    let (done, _) = allow.write(context, write)?;
+    all_compat(&done, MIB, Reason::NoModule)?;
+    ensure!(
+        allow.client.counted(Reason::NoModule)? == 2,
+        "{:?}",
+        allow.client.stats()
+    );
+
+    let strict = Setup::ext4(context, "strict", MIB)?;
+    let buffer = strict.client.buffer(MIB)?;
+    buffer.poison(context, 0)?;
+    let request = strict.request(&buffer, 0, MIB);
+    refused(&strict.client.transfer(request)?, Reason::NoModule)?;
+    strict.expect(context, &buffer, 0, 0)?;
+    ensure!(strict.client.counted(Reason::NoModule)? == 1, "not counted");
+    Ok(())
 }
