@@ -9,7 +9,7 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::{context, memory, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
+use crate::{context, copy, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
 
 /// What fails on a stream fails everything from then on, as with the real driver.
 static FAULT: AtomicU32 = AtomicU32::new(0);
@@ -28,7 +28,7 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// What a stream does.
 pub(crate) enum Work {
-    Copy(memory::Copy),
+    Copy(copy::Copy),
     Record(Mark),
     Wait(Mark),
 }
