@@ -44,6 +44,8 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const ALREADY_REGISTERED: u32 = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
 const NOT_REGISTERED: u32 = 713;
+/// `CUDA_ERROR_NOT_PERMITTED`.
+const NOT_PERMITTED: u32 = 800;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 801;
 
@@ -290,3 +292,5 @@ pub unsafe extern "C" fn mock_cuda_calls(name: *const c_char) -> u64 {
     let name = unsafe { std::ffi::CStr::from_ptr(name) };
     switch::calls(&name.to_string_lossy())
 }
+
+mod order;

@@ -45,6 +45,7 @@ pub(crate) struct Allocation {
     pub(crate) len: usize,
     id: u64,
     device: usize,
+    managed: bool,
 }
 
 fn lock() -> MutexGuard<'static, State> {
@@ -75,9 +76,17 @@ pub(crate) fn alloc(ctx: *mut c_void, len: usize) -> Result<DevicePtr, u32> {
             len,
             id,
             device,
+            managed: false,
         },
     );
     Ok(start)
+}
+
+/// Makes an allocation one that moves between host and device, as far as it says.
+pub(crate) fn manage(start: DevicePtr) {
+    if let Some(allocation) = lock().live.get_mut(&start) {
+        allocation.managed = true;
+    }
 }
 
 /// How much freed memory is kept for the next allocation, bytes.
@@ -163,9 +172,14 @@ fn pinned(address: usize) -> Option<(usize, usize)> {
     (address < start + len).then_some((*start, *len))
 }
 
+/// Whether all of a range is pinned.
+pub(crate) fn is_pinned(address: usize, len: usize) -> bool {
+    pinned(address).is_some_and(|(start, size)| address + len <= start + size)
+}
+
 /// An asynchronous copy of other host memory is none in the real driver.
 pub(crate) fn expect_pinned(address: usize, len: usize) {
-    if pinned(address).is_none_or(|(start, size)| address + len > start + size) {
+    if !is_pinned(address, len) {
         mistake();
     }
 }
@@ -188,7 +202,7 @@ pub(crate) fn attribute(data: *mut c_void, attribute: u32, address: DevicePtr) -
         ),
         2 => put(data.cast::<u32>(), 2),
         7 => put(data.cast::<u64>(), allocation.id),
-        8 => put(data.cast::<u32>(), 0),
+        8 => put(data.cast::<u32>(), u32::from(allocation.managed)),
         9 => put(
             data.cast::<i32>(),
             i32::try_from(allocation.device).unwrap_or(-1),

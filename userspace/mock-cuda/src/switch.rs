@@ -2,8 +2,9 @@
 
 //! What tests can set and ask.
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -24,8 +25,23 @@ fn lock() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+thread_local! {
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the program's, which must not call the driver.
+pub(crate) fn within_call(run: impl FnOnce()) {
+    WITHIN.set(true);
+    run();
+    WITHIN.set(false);
+}
+
 /// A function is called.
 pub(crate) fn enter(name: &'static str) -> Result<(), u32> {
+    if WITHIN.get() {
+        mistake();
+        return Err(crate::NOT_PERMITTED);
+    }
     let mut guard = lock();
     let state = guard.get_or_insert_default();
     *state.calls.entry(name).or_default() += 1;
@@ -78,4 +94,14 @@ pub(crate) fn mistake() {
 
 pub(crate) fn faults() -> u64 {
     FAULTS.load(Relaxed)
+}
+
+static CAPTURING: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn capture(on: bool) {
+    CAPTURING.store(on, Relaxed);
+}
+
+pub(crate) fn is_capturing() -> bool {
+    CAPTURING.load(Relaxed)
 }

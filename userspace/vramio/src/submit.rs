@@ -46,6 +46,12 @@ impl Submission {
         Pending { shared, cancel }
     }
 
+    /// Starts the request as [`submit`](Self::submit) does, and calls `then` with its result
+    /// in the thread that carried it out. It can't be waited for; what is given calls it off.
+    pub fn submit_then(self, then: impl FnOnce(Result<Outcome, Error>) + Send + 'static) -> Cancel {
+        self.start(Sink::Call(Mutex::new(Some(Box::new(then)))))
+    }
+
     fn start(mut self, sink: Sink) -> Cancel {
         let cancel = self.options.cancel.get_or_insert_default().clone();
         let task = Arc::new(Running {
@@ -82,7 +88,11 @@ struct Running {
 enum Sink {
     One(Arc<Shared>),
     Batch(Arc<Completions>, u64),
+    Call(Mutex<Option<Then>>),
 }
+
+/// What is called with a result, once.
+type Then = Box<dyn FnOnce(Result<Outcome, Error>) + Send>;
 
 impl Task for Running {
     fn enter(&self) {}
@@ -92,6 +102,11 @@ impl Task for Running {
         match &self.sink {
             Sink::One(shared) => shared.finish(result),
             Sink::Batch(completions, tag) => completions.push(*tag, result),
+            Sink::Call(then) => {
+                if let Some(then) = lock(then).take() {
+                    then(result);
+                }
+            }
         }
     }
 }
