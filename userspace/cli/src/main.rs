@@ -12,6 +12,7 @@ mod file;
 mod gpu;
 mod info;
 mod output;
+mod run;
 mod signal;
 mod size;
 
@@ -26,5 +27,6 @@ fn main() -> ExitCode {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Info(args) => info::main(&args),
+        Command::Run(args) => run::main(&args),
     }
 }
