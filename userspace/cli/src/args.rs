@@ -148,7 +148,8 @@ pub struct InfoArgs {
     after_long_help = "It sets, and says that it did: LD_PRELOAD, so that ours is the libcufile.so.0 \
         that programs are linked with or load; LD_LIBRARY_PATH, for those that load libcufile.so; \
         KVIKIO_COMPAT_MODE=OFF where /run/udev is missing, without which KvikIO does not come to \
-        any libcufile; an empty /dev/nvidia-fs0 in a mount namespace of the program's own, where \
+        any libcufile; CUFILE_ENV_PATH_JSON where there is no configuration file, without which \
+        it makes no requests on streams; an empty /dev/nvidia-fs0 in a mount namespace of the program's own, where \
         there is none and the caller may make one, without which fastsafetensors does not.\n\n\
         A process that is killed or ends by _exit(2) may be short of its last second in the \
         report, which says so.\n\n\

@@ -63,6 +63,13 @@ fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
     if free && !Path::new("/run/udev").is_dir() {
         settings.push(("KVIKIO_COMPAT_MODE", "OFF".into()));
     }
+    // KvikIO makes no requests on streams without a configuration file.
+    let configured = std::env::var_os("CUFILE_ENV_PATH_JSON").is_some();
+    if !configured && !Path::new("/etc/cufile.json").exists() {
+        let empty = directory.path().join("cufile.json");
+        std::fs::write(&empty, "{}\n").map_err(|error| Failure::io("write", &empty, &error))?;
+        settings.push(("CUFILE_ENV_PATH_JSON", empty.into()));
+    }
     output::complain(format_args!("libcufile says that it is {COMPATIBLE}"));
     for (name, value) in &settings {
         output::complain(format_args!("set {name}={}", value.to_string_lossy()));
