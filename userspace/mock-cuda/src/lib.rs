@@ -55,6 +55,8 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const ALREADY_REGISTERED: u32 = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
 const NOT_REGISTERED: u32 = 713;
+/// `CUDA_ERROR_NOT_PERMITTED`.
+const NOT_PERMITTED: u32 = 800;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 801;
 
@@ -361,3 +363,6 @@ pub unsafe extern "C" fn mock_cuda_place(
     });
     found.err().unwrap_or(SUCCESS)
 }
+
+// Behind the macro that it uses.
+mod order;

@@ -206,6 +206,11 @@ impl GpuBuffer {
         })
     }
 
+    /// Whether it is host memory, which never goes direct.
+    pub fn is_host(&self) -> bool {
+        matches!(self.memory.kind, Kind::Host(_))
+    }
+
     /// Its size, bytes.
     pub fn size(&self) -> u64 {
         self.range.end - self.range.start
