@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use crate::{gpu, INVALID_CONTEXT};
@@ -16,7 +17,10 @@ const BASE: usize = 0xc0de_0000;
 static RETAINED: [AtomicI64; MOST] = [const { AtomicI64::new(0) }; MOST];
 
 thread_local! {
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: functions that run at exit, after the thread's own destructors, call
+    /// the driver, too.
+    static STACK: RefCell<ManuallyDrop<Vec<usize>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 fn pointer(value: usize) -> *mut c_void {
