@@ -238,11 +238,13 @@ pub enum Reason {
     Zfs = 274,
     /// The configuration forbids the direct path here.
     Denied = 275,
+    /// io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
+    NoIoUring = 280,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 113] = [
+    pub const ALL: [Reason; 114] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -356,6 +358,7 @@ impl Reason {
         Reason::Smb,
         Reason::Zfs,
         Reason::Denied,
+        Reason::NoIoUring,
     ];
 
     /// The reason with this number.
@@ -944,6 +947,11 @@ impl Reason {
                 "denied",
                 "the configuration forbids the direct path here",
                 "take the entry off the deny list",
+            ),
+            Reason::NoIoUring => (
+                "no-io-uring",
+                "io_uring can't be used: system calls that wait do the same, with fewer requests at the drive",
+                "set kernel.io_uring_disabled to 0, and let the container's seccomp profile allow io_uring",
             ),
         }
     }

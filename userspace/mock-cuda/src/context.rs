@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use crate::{INVALID_CONTEXT, INVALID_DEVICE};
@@ -16,7 +17,9 @@ const BASE: usize = 0xc0de_0000;
 static RETAINED: [AtomicI64; DEVICES as usize] = [const { AtomicI64::new(0) }; DEVICES as usize];
 
 thread_local! {
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    // Without an end of its own: functions that run at the end of the process use it, too.
+    static STACK: ManuallyDrop<RefCell<Vec<usize>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 pub(crate) fn device(device: c_int) -> Result<usize, u32> {
@@ -62,8 +65,9 @@ pub(crate) fn release(number: c_int) -> Result<(), u32> {
 }
 
 pub(crate) fn current() -> *mut c_void {
-    STACK.with_borrow(|stack| {
+    STACK.with(|stack| {
         stack
+            .borrow()
             .last()
             .map_or(std::ptr::null_mut(), |ctx| pointer(*ctx))
     })
@@ -79,7 +83,8 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
     if !ctx.is_null() {
         index(ctx)?;
     }
-    STACK.with_borrow_mut(|stack| {
+    STACK.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         if !ctx.is_null() {
             stack.push(ctx.addr());
@@ -90,13 +95,13 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
 
 pub(crate) fn push(ctx: *mut c_void) -> Result<(), u32> {
     index(ctx)?;
-    STACK.with_borrow_mut(|stack| stack.push(ctx.addr()));
+    STACK.with(|stack| stack.borrow_mut().push(ctx.addr()));
     Ok(())
 }
 
 pub(crate) fn pop() -> Result<*mut c_void, u32> {
     STACK
-        .with_borrow_mut(Vec::pop)
+        .with(|stack| stack.borrow_mut().pop())
         .map(pointer)
         .ok_or(INVALID_CONTEXT)
 }

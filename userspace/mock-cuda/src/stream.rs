@@ -55,8 +55,10 @@ pub(crate) struct Stream {
 impl Stream {
     fn start(ctx: usize) -> Self {
         let (work, posted) = channel::<Work>();
-        // It ends when the stream is dropped.
-        thread::spawn(move || {
+        // It ends when the stream is dropped. Without a name it has that of the thread
+        // that makes it.
+        let thread = thread::Builder::new().name("mock-cuda".to_owned());
+        let started = thread.spawn(move || {
             for work in posted {
                 match work {
                     Work::Copy(copy) => {
@@ -76,6 +78,8 @@ impl Stream {
                 }
             }
         });
+        // Without a thread, posting fails: the other end of the channel is gone.
+        drop(started);
         Stream { ctx, work }
     }
 
@@ -90,6 +94,11 @@ impl Stream {
     pub(crate) fn post_anywhere(&self, work: Work) -> Done {
         fault()?;
         self.work.send(work).map_err(|_| INVALID_HANDLE)
+    }
+
+    /// The context that it belongs to.
+    pub(crate) fn ctx(&self) -> *mut c_void {
+        pointer(self.ctx)
     }
 
     pub(crate) fn synchronize(&self) -> Done {
@@ -110,11 +119,6 @@ fn wait_value(address: usize, value: u32) {
     while (number.load(Acquire).wrapping_sub(value) as i32) < 0 {
         thread::sleep(std::time::Duration::from_micros(50));
     }
-}
-
-/// The context of a stream.
-pub(crate) fn context_of(handle: *mut c_void) -> Result<*mut c_void, u32> {
-    find(handle).map(|stream| pointer(stream.ctx))
 }
 
 /// What went wrong on a stream, if something did.

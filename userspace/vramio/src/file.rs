@@ -48,6 +48,10 @@ pub(crate) struct Target {
     flags: OFlag,
     pub(crate) block: bool,
     pub(crate) filesystem: &'static FileSystem,
+    /// The configuration forbids the direct path.
+    pub(crate) denied: bool,
+    /// Requests that are shorter, bytes, don't go direct.
+    pub(crate) threshold: u64,
     align: DirectAlign,
     /// The file system's blocks, bytes, as far as it matters: direct I/O and the page
     /// cache never meet in one.
@@ -60,6 +64,8 @@ pub(crate) struct Target {
     no_direct: AtomicBool,
     /// cachestat(2) is not there, or not for this file.
     pub(crate) no_cachestat: AtomicBool,
+    /// Neither does mincore(2) tell what is in the page cache.
+    pub(crate) no_mincore: AtomicBool,
     /// RWF_NOWAIT is not there for this file.
     pub(crate) no_nowait: AtomicBool,
     /// The last small read was in the page cache.
@@ -149,10 +155,13 @@ impl File {
             FileSystem::of_magic(statfs.filesystem_type().0 as u32)
         };
         let align = direct_align(fd.as_fd(), filesystem);
+        let config = context.config();
         Ok(File {
             context: context.clone(),
             target: Arc::new(Target {
                 id: NEXT.fetch_add(1, Relaxed),
+                denied: config.deny.names(fd.as_fd(), &stat, filesystem),
+                threshold: config.threshold_of(filesystem),
                 fd,
                 flags,
                 block,
@@ -164,6 +173,7 @@ impl File {
                 direct: OnceLock::new(),
                 no_direct: AtomicBool::new(false),
                 no_cachestat: AtomicBool::new(false),
+                no_mincore: AtomicBool::new(false),
                 no_nowait: AtomicBool::new(false),
                 likely_cached: AtomicBool::new(false),
                 warned: Mutex::new(HashSet::new()),

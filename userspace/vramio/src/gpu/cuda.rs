@@ -334,9 +334,15 @@ impl CudaMemory {
     pub(crate) fn ctx(&self) -> Ctx {
         self.ctx
     }
+
+    /// The number of its device.
+    pub(crate) fn device(&self) -> i32 {
+        self.device
+    }
 }
 
-fn pci(device: CUdevice) -> Option<PciAddress> {
+/// The address of the device with this number.
+pub(crate) fn pci(device: CUdevice) -> Option<PciAddress> {
     let mut text = [0 as std::ffi::c_char; 32];
     // SAFETY: The driver writes a C string of at most the length that it is told.
     unsafe {
@@ -492,6 +498,27 @@ impl Drop for Lane {
             let _ = unsafe { call!(cuStreamDestroy_v2(self.stream)) };
         }
     }
+}
+
+/// Waits until a stream has done what is queued on it now.
+///
+/// # Safety
+///
+/// It is a stream: of `ctx`, where that is given. Null is the default stream of `ctx`, or of
+/// the current context.
+pub(crate) unsafe fn wait_for(stream: CUstream, ctx: Option<Ctx>) -> Result<(), Fault> {
+    let ctx = match ctx {
+        None if !stream.is_null() => {
+            let mut raw = std::ptr::null_mut();
+            // SAFETY: As the caller promises; the pointer is valid during the call.
+            unsafe { call!(cuStreamGetCtx(stream, &mut raw)) }?;
+            Some(Ctx::new(raw)?)
+        }
+        ctx => ctx,
+    };
+    let _entered = ctx.map(Ctx::enter).transpose()?;
+    // SAFETY: As the caller promises.
+    unsafe { call!(cuStreamSynchronize(stream)) }
 }
 
 /// Pins host memory for copies of every context. One must be current.
