@@ -60,8 +60,9 @@ pub(crate) fn release(number: c_int) -> Result<(), u32> {
 }
 
 pub(crate) fn current() -> *mut c_void {
-    STACK.with_borrow(|stack| {
+    STACK.with(|stack| {
         stack
+            .borrow()
             .last()
             .map_or(std::ptr::null_mut(), |ctx| pointer(*ctx))
     })
@@ -77,7 +78,8 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
     if !ctx.is_null() {
         index(ctx)?;
     }
-    STACK.with_borrow_mut(|stack| {
+    STACK.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         if !ctx.is_null() {
             stack.push(ctx.addr());
@@ -88,13 +90,13 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
 
 pub(crate) fn push(ctx: *mut c_void) -> Result<(), u32> {
     index(ctx)?;
-    STACK.with_borrow_mut(|stack| stack.push(ctx.addr()));
+    STACK.with(|stack| stack.borrow_mut().push(ctx.addr()));
     Ok(())
 }
 
 pub(crate) fn pop() -> Result<*mut c_void, u32> {
     STACK
-        .with_borrow_mut(Vec::pop)
+        .with(|stack| stack.borrow_mut().pop())
         .map(pointer)
         .ok_or(INVALID_CONTEXT)
 }
