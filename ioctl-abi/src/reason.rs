@@ -238,11 +238,15 @@ pub enum Reason {
     Zfs = 274,
     /// The configuration forbids the direct path here.
     Denied = 275,
+    /// io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
+    NoIoUring = 280,
+    /// The GPU may use old data after a drive's write, and its driver offers no flush.
+    WriteOrder = 281,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 113] = [
+    pub const ALL: [Reason; 115] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -356,6 +360,8 @@ impl Reason {
         Reason::Smb,
         Reason::Zfs,
         Reason::Denied,
+        Reason::NoIoUring,
+        Reason::WriteOrder,
     ];
 
     /// The reason with this number.
@@ -944,6 +950,16 @@ impl Reason {
                 "denied",
                 "the configuration forbids the direct path here",
                 "take the entry off the deny list",
+            ),
+            Reason::NoIoUring => (
+                "no-io-uring",
+                "io_uring can't be used: system calls that wait do the same, with fewer requests at the drive",
+                "set kernel.io_uring_disabled to 0, and let the container's seccomp profile allow io_uring",
+            ),
+            Reason::WriteOrder => (
+                "write-order",
+                "the GPU does not order a drive's writes before its own reads, and its driver offers no flush",
+                "use a newer driver, or a GPU whose writes are ordered (GPU_DIRECT_RDMA_WRITES_ORDERING)",
             ),
         }
     }

@@ -35,11 +35,18 @@ pub enum Command {
     /// refused with a reason and a fix, before anything is changed. The summary says how the bytes travelled, how certain that is, and
     /// what the CPU wrote.
     Cp(CpArgs),
-    /// Say whether requests on a file would go direct, and if not, why
+    /// Say whether the direct path can be used, and if not, why
     ///
-    /// Asks the kernel module, with a page of the GPU's memory. Nothing is read or written. The
-    /// answer is a forecast.
+    /// Without FILE: the machine, prerequisite by prerequisite, each with its fix, and which
+    /// GPU reaches which drive. With FILE: asks the kernel module, with a page of the GPU's
+    /// memory; nothing is read or written. The answer is a forecast.
     Check(CheckArgs),
+    /// Show what lies between a file and a GPU, and the first thing in the way
+    ///
+    /// Walks from the file down: file system, volumes and RAID, drives, bridges, GPU. Each
+    /// step says whether it passes data on untouched. The module's verdict stands below, as
+    /// `vramio check FILE` gives it.
+    Explain(ExplainArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
     /// Show the configuration, and where each value comes from
@@ -52,6 +59,11 @@ pub enum Command {
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
     /// itself, from its first request on; looking costs it nothing.
     Stats(StatsArgs),
+    /// Run a program that speaks cuFile on vramio's libcufile
+    ///
+    /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard
+    /// error says what went where, and why.
+    Run(RunArgs),
 }
 
 /// The arguments of `vramio cp`.
@@ -62,7 +74,7 @@ pub enum Command {
         written and the rest of the file kept. The data is on the drive for sure after sync(1).\n\n\
         SIGINT, SIGTERM and SIGHUP end the copy after the request under way; the summary holds the \
         exact count.\n\n\
-        Exit status: 0 if all bytes moved, 1 if not, 2 for bad usage, 128 plus the number of \
+        Exit status: 0 if all bytes moved, 1 if not, 64 for bad usage, 128 plus the number of \
         the signal that ended the copy."
 )]
 pub struct CpArgs {
@@ -117,11 +129,40 @@ pub struct CpArgs {
 #[command(
     after_long_help = "Without --gpu, GPU 0 is asked about; if there is no GPU, the file alone, \
         and the verdict is then at best \"undecided\".\n\n\
-        Exit status: 0 if requests would go direct; 1 if not, which includes a module that is \
-        not loaded, too old or not accessible, and \"undecided\"; 2 for bad usage, or if the \
-        question could not be asked (no such file, no such GPU)."
+        Exit status: 0 if requests would go direct (without FILE: of one pair of GPU and drive at \
+        least); 2 if they would go through host memory; 3 if neither works, as without a GPU; 1 if \
+        the question could not be asked (no such file, no such GPU); 64 for bad usage."
 )]
 pub struct CheckArgs {
+    /// A file or a block device
+    #[arg(value_name = "FILE", conflicts_with_all = ["mounts", "topology"])]
+    pub file: Option<PathBuf>,
+
+    /// Go through the mounts
+    #[arg(long, short, conflicts_with = "topology")]
+    pub mounts: bool,
+
+    /// Show the PCI tree, too
+    #[arg(long)]
+    pub topology: bool,
+
+    /// The GPU to ask about
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub gpu: Option<u32>,
+
+    /// Ask about writes; the file is opened for writing, and not changed
+    #[arg(long, requires = "file")]
+    pub write: bool,
+
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio explain`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: as of `vramio check FILE`.")]
+pub struct ExplainArgs {
     /// A file or a block device
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -134,14 +175,17 @@ pub struct CheckArgs {
     #[arg(long)]
     pub write: bool,
 
-    /// Print the answer as one JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
 /// The arguments of `vramio info`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked.")]
+#[command(
+    after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked; 64 for \
+    bad usage."
+)]
 pub struct InfoArgs {
     /// Print one JSON object
     #[arg(long)]
@@ -198,6 +242,42 @@ pub struct StatsArgs {
     pub prometheus: Option<PathBuf>,
 }
 
+/// The arguments of `vramio run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "It sets, and says that it did: LD_PRELOAD, so that ours is the libcufile.so.0 \
+        that programs are linked with or load; LD_LIBRARY_PATH, for those that load libcufile.so; \
+        KVIKIO_COMPAT_MODE=OFF where /run/udev is missing, without which KvikIO does not come to \
+        any libcufile; CUFILE_ENV_PATH_JSON where there is no configuration file, without which \
+        it makes no requests on streams; an empty /dev/nvidia-fs0 in a mount namespace of the program's own, where \
+        there is none and the caller may make one, without which fastsafetensors does not.\n\n\
+        A process that is killed or ends by _exit(2) may be short of its last second in the \
+        report, which says so.\n\n\
+        Exit status: the program's, 128 plus the number of the signal that ended it, or 127 if \
+        it could not be started."
+)]
+pub struct RunArgs {
+    /// Refuse what can't go direct: nothing is copied through host memory
+    #[arg(long)]
+    pub strict: bool,
+
+    /// The libcufile to use (default: the one beside this program, or in ../lib/vramio)
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+
+    /// Write what the processes reported to a file, as a JSON array
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Leave /dev as it is
+    #[arg(long)]
+    pub keep_dev: bool,
+
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    pub command: Vec<std::ffi::OsString>,
+}
+
 /// What `vramio cp` is to do.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -215,10 +295,11 @@ impl CpArgs {
         let usage = |kind, message: &str| -> ! {
             let mut command = Args::command();
             command.build();
-            match command.find_subcommand_mut("cp") {
-                Some(cp) => cp.error(kind, message).exit(),
-                None => command.error(kind, message).exit(),
-            }
+            let error = match command.find_subcommand_mut("cp") {
+                Some(cp) => cp.error(kind, message),
+                None => command.error(kind, message),
+            };
+            exit(&error)
         };
         match (&self.source, &self.destination) {
             (Endpoint::File(file), Endpoint::Gpu(gpu)) => Job {
@@ -249,6 +330,20 @@ impl CpArgs {
             ),
         }
     }
+}
+
+/// The exit status for bad usage, as sysexits.h has it.
+const USAGE: i32 = 64;
+
+/// Reads the command line. Ends the program if it is none, or if help was asked for.
+pub fn parse() -> Args {
+    Args::try_parse().unwrap_or_else(|error| exit(&error))
+}
+
+fn exit(error: &clap::Error) -> ! {
+    // If standard error is closed, nobody can be told.
+    let _ = error.print();
+    std::process::exit(if error.use_stderr() { USAGE } else { 0 })
 }
 
 fn endpoint() -> impl TypedValueParser<Value = Endpoint> {

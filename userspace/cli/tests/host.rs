@@ -28,8 +28,22 @@ fn vramio<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Run {
 
 fn command<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramio"));
-    command.args(args).stdin(Stdio::null());
+    // cargo puts the mock of the CUDA driver on the path.
     command
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+/// The exit status for a file that can't go direct: through host memory into a CUDA
+/// device, or nowhere.
+fn not_direct() -> i32 {
+    if Path::new("/dev/nvidia0").exists() {
+        2
+    } else {
+        3
+    }
 }
 
 impl From<Output> for Run {
@@ -52,7 +66,7 @@ impl Run {
 
     /// Bad usage, which clap explains.
     fn is_usage(&self, parts: &[&str]) {
-        assert_eq!(self.status, 2, "{}", self.stderr);
+        assert_eq!(self.status, 64, "{}", self.stderr);
         assert_eq!(self.stdout, "");
         self.says(parts);
     }
@@ -122,7 +136,7 @@ fn a_missing_source_is_named() {
     let run = vramio([os("cp"), missing.as_os_str(), os("gpu:0")]);
     run.fails(1, &["missing", "No such file", "ENOENT", "fix:"]);
     let run = vramio([os("check"), missing.as_os_str()]);
-    run.fails(2, &["missing", "No such file", "ENOENT", "fix:"]);
+    run.fails(1, &["missing", "No such file", "ENOENT", "fix:"]);
 }
 
 #[test]
@@ -131,7 +145,7 @@ fn what_is_no_file_is_refused() {
     for bad in [dir.path(), Path::new("/dev/null")] {
         vramio([os("cp"), bad.as_os_str(), os("gpu:0")]).fails(1, &["file-type", "fix:"]);
         let run = vramio([os("check"), bad.as_os_str()]);
-        assert_eq!(run.status, 1);
+        assert_eq!(run.status, 3);
         assert!(run.stdout.contains("reason: file-type"), "{}", run.stdout);
     }
 }
@@ -182,7 +196,9 @@ fn bad_values_are_explained() {
     vramio(["cp", "a", "gpu:0", "--chunk", "0"]).is_usage(&["must not be 0"]);
     vramio(["cp", "a", "gpu:x"]).is_usage(&["no GPU's number"]);
     vramio(["cp", "a"]).is_usage(&["DST"]);
-    vramio(["check"]).is_usage(&["FILE"]);
+    vramio(["explain"]).is_usage(&["FILE"]);
+    vramio(["check", "a", "--mounts"]).is_usage(&["--mounts"]);
+    vramio(["check", "--write"]).is_usage(&["FILE"]);
     vramio(["check", "a", "--gpu", "-1"]).is_usage(&["--gpu"]);
     vramio(["move"]).is_usage(&["move"]);
     vramio(["cp", "a", "gpu:0", "--json", "--quiet"]).is_usage(&["--quiet"]);
@@ -191,9 +207,9 @@ fn bad_values_are_explained() {
 #[test]
 fn check_says_that_the_module_is_missing() {
     let (_dir, file) = directory_with_file();
-    for extra in ["--gpu=0", "--write"] {
+    for extra in ["--", "--write"] {
         let run = vramio([os("check"), file.as_os_str(), os(extra)]);
-        assert_eq!(run.status, 1);
+        assert_eq!(run.status, not_direct());
         assert_eq!(run.stderr, "");
         for line in [
             "verdict: refused",
@@ -204,12 +220,75 @@ fn check_says_that_the_module_is_missing() {
         }
     }
     let run = vramio([os("check"), os("--json"), file.as_os_str()]);
-    assert_eq!(run.status, 1);
+    assert_eq!(run.status, not_direct());
     let json = run.json();
     assert_eq!(json["verdict"], "refused");
     assert_eq!(json["reason"]["reason"], "no-module");
     assert_eq!(json["gpu"], serde_json::Value::Null);
     assert_eq!(fs::read(&file).expect("it is still there"), [7; 4096]);
+    let run = vramio([os("check"), file.as_os_str(), os("--gpu=99")]);
+    run.fails(1, &["/dev/mockgpu99", "no-gpu", "fix:"]);
+}
+
+/// What holds of any machine that has no module.
+#[test]
+fn a_machine_without_the_module_is_not_direct() {
+    let run = vramio(["check"]);
+    assert!([2, 3].contains(&run.status), "{}", run.stderr);
+    assert_eq!(run.stderr, "");
+    for line in ["kernel\n", "module\n", "FAIL  module", "verdict: "] {
+        assert!(run.stdout.contains(line), "no {line:?} in {}", run.stdout);
+    }
+    let run = vramio(["check", "--topology", "--json"]);
+    let json = run.json();
+    assert_ne!(json["verdict"], "direct");
+    assert!(json["topology"]["functions"].is_array(), "{json}");
+    let module = &json["findings"]["module"][0];
+    assert_eq!(
+        (&module["what"], &module["state"]),
+        (&"module".into(), &"fail".into())
+    );
+}
+
+#[test]
+fn mounts_are_listed_with_their_reasons() {
+    let run = vramio(["check", "-m", "--json"]);
+    assert!([0, 2, 3].contains(&run.status), "{}", run.stderr);
+    let json = run.json();
+    let mounts = json["mounts"].as_array().expect("a list");
+    let memory = mounts
+        .iter()
+        .find(|mount| mount["file_system"] == "tmpfs")
+        .expect("each Linux machine has a tmpfs");
+    assert_eq!(memory["reason"], "tmpfs");
+    assert_ne!(memory["verdict"], "direct");
+    let text = vramio(["check", "-m"]).stdout;
+    assert!(
+        text.contains(memory["mount"].as_str().expect("a path")),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_in_memory_is_explained() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let file = dir.path().join("file");
+    fs::write(&file, [7; 4096]).expect("it can be written");
+    let run = vramio([os("explain"), file.as_os_str()]);
+    assert_eq!(run.status, not_direct());
+    for line in [
+        "NO    tmpfs (file system): tmpfs:",
+        "first in the way: tmpfs (file system)",
+        "reason: no-module",
+    ] {
+        assert!(run.stdout.contains(line), "no {line:?} in {}", run.stdout);
+    }
+    let run = vramio([os("explain"), os("--json"), file.as_os_str()]);
+    let json = run.json();
+    assert_eq!(json["first_obstacle"], "tmpfs (file system)");
+    assert_eq!(json["chain"]["below"][0]["reason"], "tmpfs");
+    let run = vramio([os("explain"), dir.path().join("none").as_os_str()]);
+    run.fails(1, &["none", "ENOENT", "fix:"]);
 }
 
 #[test]
@@ -246,7 +325,7 @@ fn a_reader_that_is_gone_is_no_failure() {
         .stdout(writer)
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(not_direct()));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
@@ -261,7 +340,7 @@ fn an_output_that_takes_nothing_is_a_failure() {
         .stdout(full)
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ENOSPC"));
 }
 
