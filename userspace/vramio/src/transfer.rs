@@ -195,6 +195,9 @@ impl File {
                 return Ok(outcome);
             }
         }
+        if direct.is_ok() {
+            job.wait_for_stream()?;
+        }
         let stat = self.target.stat();
         let size = if self.target.block {
             self.target.size()

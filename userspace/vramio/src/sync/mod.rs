@@ -6,6 +6,9 @@
 //! `prim`. The tests in `model` compile the same files with loom's, which tries every
 //! order in which threads can meet.
 
+// The second time it is loom's.
+#![allow(clippy::duplicate_mod)]
+
 mod crew;
 mod finish;
 mod monitor;

@@ -156,9 +156,9 @@ macro_rules! interpose {
                 static REAL: AtomicUsize = AtomicUsize::new(0);
                 let name = concat!(stringify!($name), "\0").as_bytes();
                 let name = CStr::from_bytes_with_nul(name).expect("a C string");
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
                 // SAFETY: This is the function's type.
-                let function: unsafe extern "C" fn($($type),*) -> $result =
-                    unsafe { std::mem::transmute(real(&REAL, name)) };
+                let function: Function = unsafe { std::mem::transmute(real(&REAL, name)) };
                 let how = enter(Call::$call);
                 if let Some(How::Errno(errno)) = how {
                     return fail(errno) as $result;
@@ -305,7 +305,7 @@ impl Ring {
                 at = at.wrapping_add(1);
             }
         }
-        panic!("a request of nothing is over at once");
+        unreachable!("a request of nothing is over at once");
     }
 }
 

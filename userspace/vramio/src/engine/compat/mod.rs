@@ -69,6 +69,7 @@ impl Compat {
         let len = usize::try_from(job.request.len)
             .map_err(|_| error(job, Errno::EOVERFLOW).with_reason(Reason::Overflow))?;
         if let Some(start) = job.memory.mapped() {
+            job.wait_for_stream()?;
             // SAFETY: The request lies inside the memory, which stays as long as the
             // job, and nothing else uses this part of it meanwhile.
             unsafe { start.wrapping_add(at as usize).write_bytes(0, len) };
@@ -86,6 +87,10 @@ impl Compat {
             return Err(error(job, Errno::ENOMEM));
         };
         let lane = slab.lane(memory.ctx()).map_err(fault)?;
+        if let Some(stream) = job.after {
+            // SAFETY: Whoever made the `Stream` promised that it is one of this context.
+            unsafe { lane.follow(stream.handle()) }.map_err(fault)?;
+        }
         lane.zero(memory.address() + at, len)
             .and_then(|()| lane.finish())
             .map_err(fault)
@@ -138,6 +143,9 @@ impl Engine for Compat {
 
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         self.offer(job)?;
+        if job.memory.mapped().is_some() {
+            job.wait_for_stream()?;
+        }
         let (mut threads, piece) = self.division(job.request.len);
         let mut ordered = false;
         if job.request.direction == Direction::Write && job.request.len > piece {

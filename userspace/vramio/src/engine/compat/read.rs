@@ -55,7 +55,7 @@ pub(super) fn pieces(hand: &mut Hand<'_>) {
     }
     // What was taken on is done, whatever became of what lies behind it.
     while let Some(read) = at_drive.reads.pop_front() {
-        arrived(hand, read);
+        arrived(hand, &read);
     }
 }
 
@@ -211,7 +211,7 @@ fn unbuffered(
     // One slot is for what is in the page cache.
     if at_drive.reads.len() == SLOTS - 1 {
         if let Some(read) = at_drive.reads.pop_front() {
-            if !arrived(hand, read) {
+            if !arrived(hand, &read) {
                 return Ok(None);
             }
         }
@@ -254,11 +254,11 @@ fn unbuffered(
 }
 
 /// Waits for a read at the drive, and copies what it gave. Says whether to go on.
-fn arrived(hand: &mut Hand<'_>, read: Read) -> bool {
-    let Some(first) = hand.from_drive(&read.slot, read.at) else {
+fn arrived(hand: &mut Hand<'_>, read: &Read) -> bool {
+    let Some(first) = hand.drive_says(&read.slot, read.at) else {
         return false;
     };
-    let result = taken(hand, &read, Some(first));
+    let result = taken(hand, read, Some(first));
     let bytes = note(hand, read.at, result);
     if bytes == 0 || bytes == read.len {
         return bytes > 0;

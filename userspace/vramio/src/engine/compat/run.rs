@@ -256,7 +256,7 @@ impl<'r> Hand<'r> {
                 if let Some(stream) = run.job.after {
                     // SAFETY: Whoever made the `Stream` promised that it is one of this
                     // context.
-                    unsafe { lane.follow(std::ptr::with_exposed_provenance_mut(stream.0)) }?;
+                    unsafe { lane.follow(stream.handle()) }?;
                 }
             }
         }
@@ -321,7 +321,7 @@ impl<'r> Hand<'r> {
 
     /// Waits for the request of a slot at the drive: what came of it. `None`: that can't
     /// be known, which is noted, and nobody may have the staging buffer any more.
-    pub(super) fn from_drive(&mut self, slot: &Slot, at: u64) -> Option<Result<usize, Errno>> {
+    pub(super) fn drive_says(&mut self, slot: &Slot, at: u64) -> Option<Result<usize, Errno>> {
         let ring = self.lease.as_mut().and_then(Lease::slab);
         let result = ring
             .and_then(|slab| slab.ring().ok())

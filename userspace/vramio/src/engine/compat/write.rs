@@ -185,7 +185,7 @@ fn send(hand: &mut Hand<'_>, coming: &Coming, done: u64) -> Option<(u64, u64)> {
 fn arrived(hand: &mut Hand<'_>, write: Write) -> bool {
     let Write { coming, done, len } = write;
     let at = coming.piece.at + done;
-    let Some(result) = hand.from_drive(&coming.slot, at) else {
+    let Some(result) = hand.drive_says(&coming.slot, at) else {
         return false;
     };
     let bytes = match result {
