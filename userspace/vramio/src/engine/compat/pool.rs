@@ -21,7 +21,8 @@ use crate::sync::{Stock, Taken};
 pub(crate) struct Pool {
     slab_bytes: usize,
     wait: Duration,
-    slabs: Stock<Slab>,
+    /// By reference: one is given and taken with every request.
+    slabs: Stock<Box<Slab>>,
 }
 
 /// No staging buffer could be had.
@@ -57,10 +58,12 @@ impl Pool {
         }
     }
 
-    fn lease(self: &Arc<Self>, taken: Taken<Slab>) -> Result<Lease, Errno> {
+    fn lease(self: &Arc<Self>, taken: Taken<Box<Slab>>) -> Result<Lease, Errno> {
         let slab = match taken {
             Taken::Made(slab) => slab,
-            Taken::ToMake => Slab::new(self.slab_bytes).inspect_err(|_| self.slabs.unmade())?,
+            Taken::ToMake => Slab::new(self.slab_bytes)
+                .map(Box::new)
+                .inspect_err(|_| self.slabs.unmade())?,
         };
         Ok(Lease {
             slab: Some(slab),
@@ -82,14 +85,14 @@ impl Pool {
 /// A staging buffer in use. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    slab: Option<Slab>,
+    slab: Option<Box<Slab>>,
     pool: Arc<Pool>,
 }
 
 impl Lease {
     /// The staging buffer; it is there until the lease is dropped.
     pub(crate) fn slab(&mut self) -> Option<&mut Slab> {
-        self.slab.as_mut()
+        self.slab.as_deref_mut()
     }
 }
 
