@@ -334,9 +334,15 @@ impl CudaMemory {
     pub(crate) fn ctx(&self) -> Ctx {
         self.ctx
     }
+
+    /// The number of its device.
+    pub(crate) fn device(&self) -> i32 {
+        self.device
+    }
 }
 
-fn pci(device: CUdevice) -> Option<PciAddress> {
+/// The address of the device with this number.
+pub(crate) fn pci(device: CUdevice) -> Option<PciAddress> {
     let mut text = [0 as std::ffi::c_char; 32];
     // SAFETY: The driver writes a C string of at most the length that it is told.
     unsafe {

@@ -30,7 +30,7 @@ use crate::gpu::cuda::SLOTS;
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
-use crate::stats::Stats;
+use crate::stats::Counters;
 use pool::{NoSlab, Pool};
 use run::Run;
 
@@ -45,11 +45,11 @@ pub(crate) struct Compat {
     split: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
-    stats: Arc<Stats>,
+    stats: Arc<Counters>,
 }
 
 impl Compat {
-    pub(crate) fn new(config: &Config, stats: Arc<Stats>) -> Self {
+    pub(crate) fn new(config: &Config, stats: Arc<Counters>) -> Self {
         Compat {
             pool: Arc::new(Pool::new(
                 config.slab_bytes,
@@ -106,13 +106,15 @@ impl Compat {
     }
 
     /// Counts what a request had to do without.
-    fn account(&self, run: &Run) {
+    fn account(&self, job: &Job, run: &Run) {
         for (lacked, reason) in [
             (&run.no_ring, Reason::NoIoUring),
             (&run.no_second_fd, Reason::NoSecondFd),
         ] {
             if lacked.load(Relaxed) {
-                self.stats.count(reason.into());
+                for counters in [&*self.stats, job.memory.counters] {
+                    counters.count(job.request.direction, reason.into());
+                }
             }
         }
     }
@@ -169,12 +171,12 @@ impl Engine for Compat {
         let run = Run::new(job.clone(), self.pool.clone(), piece, ordered);
         if threads == 1 {
             let result = run.alone(lease);
-            self.account(&run);
+            self.account(job, &run);
             return result;
         }
         let run = Arc::new(run);
         let result = run.clone().together(lease, threads - 1);
-        self.account(&run);
+        self.account(job, &run);
         result
     }
 }
@@ -205,7 +207,7 @@ mod tests {
             threads: 8,
             ..Config::default()
         };
-        let compat = Compat::new(&config, Arc::new(Stats::new()));
+        let compat = Compat::new(&config, Counters::new().into());
         assert_eq!(compat.division(0), (1, 2 << 20));
         assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
         assert_eq!(compat.division(2 << 20), (8, 256 << 10));
