@@ -101,7 +101,7 @@ fn there_are_as_many_workers_as_pay() {
 
 /// A program that ends while requests are under way ends.
 #[test]
-fn a_program_can_end_with_requests_in_flight() {
+fn mock_a_program_can_end_with_requests_in_flight() {
     in_a_child(|| {
         let dir = directory();
         let std = make(&path(&dir), &content(2, 0, SIZE as usize));
