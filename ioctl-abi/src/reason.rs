@@ -240,11 +240,13 @@ pub enum Reason {
     Denied = 275,
     /// io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
     NoIoUring = 280,
+    /// The GPU may use old data after a drive's write, and its driver offers no flush.
+    WriteOrder = 281,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 114] = [
+    pub const ALL: [Reason; 115] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -359,6 +361,7 @@ impl Reason {
         Reason::Zfs,
         Reason::Denied,
         Reason::NoIoUring,
+        Reason::WriteOrder,
     ];
 
     /// The reason with this number.
@@ -952,6 +955,11 @@ impl Reason {
                 "no-io-uring",
                 "io_uring can't be used: system calls that wait do the same, with fewer requests at the drive",
                 "set kernel.io_uring_disabled to 0, and let the container's seccomp profile allow io_uring",
+            ),
+            Reason::WriteOrder => (
+                "write-order",
+                "the GPU does not order a drive's writes before its own reads, and its driver offers no flush",
+                "use a newer driver, or a GPU whose writes are ordered (GPU_DIRECT_RDMA_WRITES_ORDERING)",
             ),
         }
     }

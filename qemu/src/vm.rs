@@ -66,6 +66,7 @@ impl Parts {
         let mut extras = vec![
             extra(&programs.agent, "usr/bin/vramio-guest", 0o755),
             extra(&programs.cli, "usr/bin/vramio", 0o755),
+            extra(&programs.mock_cuda, "usr/lib/mock-cuda/libcuda.so.1", 0o755),
         ];
         if let Some(modules) = modules {
             for (name, file) in modules.files() {

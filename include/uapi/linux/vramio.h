@@ -399,6 +399,10 @@ enum vramio_reason {
 	 * io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
 	 */
 	VRAMIO_REASON_NO_IO_URING = 280,
+	/*
+	 * The GPU may use old data after a drive's write, and its driver offers no flush.
+	 */
+	VRAMIO_REASON_WRITE_ORDER = 281,
 };
 
 /* What the module is and where its limits lie. */

@@ -1,29 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Devices and their primary contexts.
+//! The devices' primary contexts.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use crate::{INVALID_CONTEXT, INVALID_DEVICE};
+use crate::{gpu, INVALID_CONTEXT};
 
-/// How many devices there are.
-pub(crate) const DEVICES: c_int = 2;
+/// Most devices that there may be.
+const MOST: usize = 16;
 /// Contexts are these numbers plus the device, as pointers.
 const BASE: usize = 0xc0de_0000;
 
-static RETAINED: [AtomicI64; DEVICES as usize] = [const { AtomicI64::new(0) }; DEVICES as usize];
+static RETAINED: [AtomicI64; MOST] = [const { AtomicI64::new(0) }; MOST];
 
 thread_local! {
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
-
-pub(crate) fn device(device: c_int) -> Result<usize, u32> {
-    usize::try_from(device)
-        .ok()
-        .filter(|_| device < DEVICES)
-        .ok_or(INVALID_DEVICE)
 }
 
 fn pointer(value: usize) -> *mut c_void {
@@ -38,7 +31,7 @@ pub(crate) fn of_device(number: usize) -> *mut c_void {
 pub(crate) fn index(ctx: *mut c_void) -> Result<usize, u32> {
     ctx.addr()
         .checked_sub(BASE)
-        .filter(|index| *index < DEVICES as usize)
+        .filter(|index| *index < gpu::all().len())
         .ok_or(INVALID_CONTEXT)
 }
 
@@ -47,15 +40,16 @@ pub(crate) fn id(ctx: *mut c_void) -> Result<u64, u32> {
 }
 
 pub(crate) fn retain(number: c_int) -> Result<*mut c_void, u32> {
-    let number = device(number)?;
-    RETAINED[number].fetch_add(1, Relaxed);
+    let number = gpu::number(number)?;
+    RETAINED[number % MOST].fetch_add(1, Relaxed);
     Ok(of_device(number))
 }
 
 pub(crate) fn release(number: c_int) -> Result<(), u32> {
-    let number = device(number)?;
-    if RETAINED[number].fetch_sub(1, Relaxed) <= 0 {
-        RETAINED[number].fetch_add(1, Relaxed);
+    let number = gpu::number(number)?;
+    let retained = &RETAINED[number % MOST];
+    if retained.fetch_sub(1, Relaxed) <= 0 {
+        retained.fetch_add(1, Relaxed);
         return Err(INVALID_CONTEXT);
     }
     Ok(())

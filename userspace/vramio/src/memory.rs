@@ -206,6 +206,11 @@ impl GpuBuffer {
         })
     }
 
+    /// Whether it is host memory, which never goes direct.
+    pub fn is_host(&self) -> bool {
+        matches!(self.memory.kind, Kind::Host(_))
+    }
+
     /// Its size, bytes.
     pub fn size(&self) -> u64 {
         self.range.end - self.range.start
@@ -243,16 +248,27 @@ impl Memory {
         }
     }
 
-    /// Whether it still is what it was when the buffer was made.
-    pub(crate) fn check(&self) -> Result<(), Reason> {
+    /// Whether a part of it still is what it was when the buffer was made. If not, the
+    /// registration ends: it may be of memory that others use now.
+    pub(crate) fn check(&self, part: &Range<u64>) -> Result<(), Reason> {
         match &self.kind {
-            Kind::Cuda(memory) if !memory.is_current() => {
+            Kind::Cuda(memory) if !memory.is_current(part) => {
                 *self
                     .registration
                     .write()
                     .unwrap_or_else(PoisonError::into_inner) = Registered::No;
                 Err(Reason::StaleBuffer)
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// A drive has written into it: from here on the GPU sees that.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        match &self.kind {
+            Kind::Cuda(memory) => memory
+                .settle()
+                .map_err(|fault| fault.into_error(Operation::Read, self.name())),
             _ => Ok(()),
         }
     }

@@ -180,7 +180,8 @@ impl File {
         if last.is_none_or(|last| last > buffer.size()) {
             return refuse(Errno::ERANGE, Reason::OutOfRange);
         }
-        if let Err(reason) = buffer.memory.check() {
+        let place = request.buffer_offset + buffer.range.start;
+        if let Err(reason) = buffer.memory.check(&(place..place + request.len)) {
             return refuse(Errno::ESTALE, reason);
         }
         if request.len == 0 {
@@ -190,7 +191,7 @@ impl File {
             target: self.target.clone(),
             memory: buffer.memory.clone(),
             request: Request {
-                buffer_offset: request.buffer_offset + buffer.range.start,
+                buffer_offset: place,
                 ..request
             },
             cancel: options.cancel.clone(),
@@ -304,7 +305,11 @@ impl File {
             (Way::Direct, Some(engine)) => match engine.transfer(&part(section.ask)) {
                 Ok(outcome) => {
                     let outcome = outcome.capped(section.len);
-                    if outcome.reason != Reason::None {
+                    if outcome.bytes < section.len && is_lost(&outcome) {
+                        return Ok(self.go_on(outcome, &part(section.len)));
+                    }
+                    // That of an error is counted where the request ends.
+                    if outcome.reason != Reason::None && outcome.error.is_none() {
                         self.count(job, outcome.reason);
                     }
                     Ok(outcome)
@@ -324,6 +329,29 @@ impl File {
             }
             (Way::Direct, None) => Err(self.error(&job.request).with_reason(Reason::NoModule)),
         }
+    }
+
+    /// The direct way was lost in the middle of the job: moves the rest through host
+    /// memory, if the policy allows it.
+    fn go_on(&self, mut outcome: Outcome, job: &Job) -> Outcome {
+        let lost = || self.error(&job.request).with_reason(outcome.reason);
+        if self.fall_back(job, outcome.reason, lost).is_err() {
+            return outcome;
+        }
+        outcome.error = None;
+        let done = outcome.bytes;
+        let rest = Job {
+            request: job.request.part(done, job.request.len - done),
+            ..job.clone()
+        };
+        match self.context.inner.compat.transfer(&rest) {
+            Ok(rest) => outcome.append(&rest),
+            Err(error) => {
+                outcome.error = Some(error.errno.unwrap_or(Errno::EIO));
+                outcome.reason = error.reason;
+            }
+        }
+        outcome
     }
 
     /// A hole: zeros, if the file still reaches that far.
@@ -399,6 +427,24 @@ impl Refusal<'_> {
             Refusal::Now(error) => error.clone(),
         }
     }
+}
+
+/// Whether a request ended early because it can't go direct any more, and not because of
+/// what would stop it on any way.
+fn is_lost(outcome: &Outcome) -> bool {
+    outcome.error.is_some()
+        && outcome.reason.known().is_some_and(|reason| {
+            !matches!(
+                reason,
+                Reason::None
+                    | Reason::IoError
+                    | Reason::NoSpace
+                    | Reason::FileSize
+                    | Reason::Interrupted
+                    | Reason::TargetGone
+                    | Reason::Cancelled
+            )
+        })
 }
 
 /// Why it went through host memory, where nothing else is to be said of it.
