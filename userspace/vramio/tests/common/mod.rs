@@ -120,10 +120,8 @@ impl Mock {
     pub fn current(&self) -> usize {
         let mut ctx = std::ptr::null_mut();
         // SAFETY: The pointer is valid during the call.
-        assert_eq!(
-            unsafe { sys::cuCtxGetCurrent(&mut ctx) },
-            CUresult::CUDA_SUCCESS
-        );
+        let result = unsafe { sys::cuCtxGetCurrent(&mut ctx) };
+        assert_eq!(result, CUresult::CUDA_SUCCESS);
         ctx as usize
     }
 
