@@ -393,17 +393,18 @@ fn short_transfers_are_gone_on_with() {
                 let found = trial.read(place).expect("it is met");
                 assert_eq!(found.bytes, SIZE, "{}", trial.name());
             }
-            let writes: [&[Rule]; 2] = [
-                &[no_ring(), short(Call::Pwrite, 4096)],
-                &[short(Call::RingRequest, 8192)],
+            let writes: [(&[Rule], u64); 3] = [
+                (&[no_ring(), short(Call::Pwrite, 4096)], 2 * SIZE),
+                (&[short(Call::RingRequest, 8192)], 2 * SIZE),
+                (&[short(Call::Pwritev, 1)], 0),
             ];
-            for rules in writes {
+            for (rules, old) in writes {
                 let trial = Trial {
                     rules,
                     threads,
                     direct: true,
                 };
-                let found = trial.write(2 * SIZE).expect("it is met");
+                let found = trial.write(old).expect("it is met");
                 assert_eq!(found.bytes, SIZE, "{}", trial.name());
             }
         }
@@ -455,10 +456,11 @@ fn writes_have_exact_counts_whatever_fails() {
         for (threads, skip, times) in [(1, 0, 1), (1, 2, 1), (3, 3, 2)] {
             let how = How::Errno(errno);
             let pwrite = [no_ring(), rule(Call::Pwrite, how, skip, times)];
+            let grows = [rule(Call::Pwritev, how, skip, times)];
             let ring = [rule(Call::RingRequest, how, skip, times)];
             for (rules, old) in [
                 (&pwrite[..], 2 * SIZE),
-                (&pwrite[1..], 0),
+                (&grows[..], 0),
                 (&ring[..], 2 * SIZE),
             ] {
                 let trial = Trial {

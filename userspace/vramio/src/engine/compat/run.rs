@@ -33,7 +33,7 @@ pub(super) struct Run {
     /// Workers that are at it.
     crew: Crew,
     /// One part after the other, in the order of the file.
-    ordered: bool,
+    pub(super) ordered: bool,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
     /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
