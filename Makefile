@@ -91,11 +91,19 @@ bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by funct
 	cargo run --quiet --package vramio-bench-kernel --
 
 .PHONY: bench-gpu
-bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB).
+bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB, ROUNDS=).
 	@$(READY) && cargo build --quiet --release --package vramio-bench-gpu && \
 	python3 tests/bench/gpu/export.py && \
 	"$${CARGO_TARGET_DIR:-target}/release/vramio-bench-gpu" \
-		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)')
+		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)') \
+		$(if $(ROUNDS),--rounds '$(ROUNDS)')
+
+.PHONY: test-gpu collect-gpu
+test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
+	@tests/gpu/run.sh build/gpu
+
+collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
+	@$(READY) && tests/gpu/collect.sh build/gpu
 
 check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
 	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \
