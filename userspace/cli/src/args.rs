@@ -35,13 +35,30 @@ pub enum Command {
     /// refused with a reason and a fix, before anything is changed. The summary says how the bytes travelled, how certain that is, and
     /// what the CPU wrote.
     Cp(CpArgs),
-    /// Say whether requests on a file would go direct, and if not, why
+    /// Say whether the direct path can be used, and if not, why
     ///
-    /// Asks the kernel module, with a page of the GPU's memory. Nothing is read or written. The
-    /// answer is a forecast.
+    /// Without FILE: the machine, prerequisite by prerequisite, each with its fix, and which
+    /// GPU reaches which drive. With FILE: asks the kernel module, with a page of the GPU's
+    /// memory; nothing is read or written. The answer is a forecast.
     Check(CheckArgs),
+    /// Show what lies between a file and a GPU, and the first thing in the way
+    ///
+    /// Walks from the file down: file system, volumes and RAID, drives, bridges, GPU. Each
+    /// step says whether it passes data on untouched. The module's verdict stands below, as
+    /// `vramio check FILE` gives it.
+    Explain(ExplainArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
+    /// Show the configuration, and where each value comes from
+    ///
+    /// It is what the configuration file and the environment say: the file that VRAMIO_CONFIG
+    /// names, else /etc/vramio.toml, and the variables VRAMIO_*, which go before it.
+    Config(ConfigArgs),
+    /// Show what processes have moved, how, and why not otherwise
+    ///
+    /// Of all processes of the caller's user that use the library, or of one. Each counts by
+    /// itself, from its first request on; looking costs it nothing.
+    Stats(StatsArgs),
 }
 
 /// The arguments of `vramio cp`.
@@ -52,7 +69,7 @@ pub enum Command {
         written and the rest of the file kept. The data is on the drive for sure after sync(1).\n\n\
         SIGINT, SIGTERM and SIGHUP end the copy after the request under way; the summary holds the \
         exact count.\n\n\
-        Exit status: 0 if all bytes moved, 1 if not, 2 for bad usage, 128 plus the number of \
+        Exit status: 0 if all bytes moved, 1 if not, 64 for bad usage, 128 plus the number of \
         the signal that ended the copy."
 )]
 pub struct CpArgs {
@@ -88,9 +105,10 @@ pub struct CpArgs {
     /// What to do with what can't go direct: strict refuses, warn and allow copy it through
     /// host memory
     ///
-    /// The summary names the path and the reason in any case.
-    #[arg(long, value_name = "POLICY", default_value_t = Policy::Strict)]
-    pub policy: Policy,
+    /// The summary names the path and the reason in any case. The default is what the
+    /// configuration file or VRAMIO_POLICY says, else strict.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<Policy>,
 
     /// Print the summary as one JSON object
     #[arg(long)]
@@ -106,11 +124,40 @@ pub struct CpArgs {
 #[command(
     after_long_help = "Without --gpu, GPU 0 is asked about; if there is no GPU, the file alone, \
         and the verdict is then at best \"undecided\".\n\n\
-        Exit status: 0 if requests would go direct; 1 if not, which includes a module that is \
-        not loaded, too old or not accessible, and \"undecided\"; 2 for bad usage, or if the \
-        question could not be asked (no such file, no such GPU)."
+        Exit status: 0 if requests would go direct (without FILE: of one pair of GPU and drive at \
+        least); 2 if they would go through host memory; 3 if neither works, as without a GPU; 1 if \
+        the question could not be asked (no such file, no such GPU); 64 for bad usage."
 )]
 pub struct CheckArgs {
+    /// A file or a block device
+    #[arg(value_name = "FILE", conflicts_with_all = ["mounts", "topology"])]
+    pub file: Option<PathBuf>,
+
+    /// Go through the mounts
+    #[arg(long, short, conflicts_with = "topology")]
+    pub mounts: bool,
+
+    /// Show the PCI tree, too
+    #[arg(long)]
+    pub topology: bool,
+
+    /// The GPU to ask about
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub gpu: Option<u32>,
+
+    /// Ask about writes; the file is opened for writing, and not changed
+    #[arg(long, requires = "file")]
+    pub write: bool,
+
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio explain`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: as of `vramio check FILE`.")]
+pub struct ExplainArgs {
     /// A file or a block device
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -123,18 +170,71 @@ pub struct CheckArgs {
     #[arg(long)]
     pub write: bool,
 
-    /// Print the answer as one JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }
 
 /// The arguments of `vramio info`.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked.")]
+#[command(
+    after_long_help = "Exit status: 0, or 1 if the module is not loaded or can't be asked; 64 for \
+    bad usage."
+)]
 pub struct InfoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// The arguments of `vramio config`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: 0, or 1 if something of it is no good.")]
+pub struct ConfigArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The arguments of `vramio stats`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "The figures of the latest processes that have ended are there, too, for \
+        a while: with --ended, or by number. Requests that were under way at a crash may be \
+        counted in part.\n\n\
+        Exit status: 0, or 1 if there is no such process, or a file can't be written."
+)]
+pub struct StatsArgs {
+    /// This process alone, also if it has ended
+    #[arg(long, short, value_name = "PID")]
+    pub pid: Option<u32>,
+
+    /// Processes that have ended, too
+    #[arg(long)]
+    pub ended: bool,
+
+    /// Print one JSON object; with --watch one on each line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print again every so many seconds, until a signal comes; after the first time, what has
+    /// happened since the last
+    #[arg(
+        long,
+        short,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub watch: Option<u32>,
+
+    /// Write the figures into this file in Prometheus' text format, and print nothing
+    ///
+    /// The file is replaced as a whole, so that a collector such as that of node_exporter
+    /// never sees half of it. With --watch it is written every time.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub prometheus: Option<PathBuf>,
 }
 
 /// What `vramio cp` is to do.
@@ -154,10 +254,11 @@ impl CpArgs {
         let usage = |kind, message: &str| -> ! {
             let mut command = Args::command();
             command.build();
-            match command.find_subcommand_mut("cp") {
-                Some(cp) => cp.error(kind, message).exit(),
-                None => command.error(kind, message).exit(),
-            }
+            let error = match command.find_subcommand_mut("cp") {
+                Some(cp) => cp.error(kind, message),
+                None => command.error(kind, message),
+            };
+            exit(&error)
         };
         match (&self.source, &self.destination) {
             (Endpoint::File(file), Endpoint::Gpu(gpu)) => Job {
@@ -188,6 +289,20 @@ impl CpArgs {
             ),
         }
     }
+}
+
+/// The exit status for bad usage, as sysexits.h has it.
+const USAGE: i32 = 64;
+
+/// Reads the command line. Ends the program if it is none, or if help was asked for.
+pub fn parse() -> Args {
+    Args::try_parse().unwrap_or_else(|error| exit(&error))
+}
+
+fn exit(error: &clap::Error) -> ! {
+    // If standard error is closed, nobody can be told.
+    let _ = error.print();
+    std::process::exit(if error.use_stderr() { USAGE } else { 0 })
 }
 
 fn endpoint() -> impl TypedValueParser<Value = Endpoint> {

@@ -108,6 +108,11 @@ impl Gpu {
         }
     }
 
+    /// Its PCI function, where its driver tells.
+    pub fn address(&self) -> Option<PciAddress> {
+        self.address
+    }
+
     fn kind(&self) -> (&'static str, &'static str) {
         match self.kind {
             Kind::Mock(_) => ("mock", "mock GPU"),

@@ -5,26 +5,31 @@
 
 mod args;
 mod check;
+mod config;
 mod cp;
 mod endpoint;
+mod explain;
 mod failure;
 mod file;
 mod gpu;
 mod info;
+mod machine;
 mod output;
 mod signal;
 mod size;
+mod stats;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Args, Command};
+use args::Command;
 
 fn main() -> ExitCode {
-    match Args::parse().command {
+    match args::parse().command {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
+        Command::Explain(args) => explain::main(&args),
         Command::Info(args) => info::main(&args),
+        Command::Config(args) => config::main(&args),
+        Command::Stats(args) => stats::main(&args),
     }
 }

@@ -25,10 +25,16 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 /// Prints one JSON object to standard output.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| {
-        Failure::plain("write", "JSON", error.to_string(), "report this as a bug")
-    })?;
-    print(&format!("{text}\n"))
+    print(&format!("{}\n", json(serde_json::to_string_pretty(value))?))
+}
+
+fn json(text: serde_json::Result<String>) -> Result<String, Failure> {
+    text.map_err(|error| Failure::plain("write", "JSON", error.to_string(), "report this as a bug"))
+}
+
+/// Prints one JSON object to standard output, on one line.
+pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
+    print(&format!("{}\n", json(serde_json::to_string(value))?))
 }
 
 /// Prints a line to standard error. If that is closed, nobody can be told.

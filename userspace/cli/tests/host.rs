@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -27,8 +28,22 @@ fn vramio<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Run {
 
 fn command<I: IntoIterator<Item = S>, S: AsRef<OsStr>>(args: I) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vramio"));
-    command.args(args).stdin(Stdio::null());
+    // cargo puts the mock of the CUDA driver on the path.
     command
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+/// The exit status for a file that can't go direct: through host memory into a CUDA
+/// device, or nowhere.
+fn not_direct() -> i32 {
+    if Path::new("/dev/nvidia0").exists() {
+        2
+    } else {
+        3
+    }
 }
 
 impl From<Output> for Run {
@@ -51,7 +66,7 @@ impl Run {
 
     /// Bad usage, which clap explains.
     fn is_usage(&self, parts: &[&str]) {
-        assert_eq!(self.status, 2, "{}", self.stderr);
+        assert_eq!(self.status, 64, "{}", self.stderr);
         assert_eq!(self.stdout, "");
         self.says(parts);
     }
@@ -121,7 +136,7 @@ fn a_missing_source_is_named() {
     let run = vramio([os("cp"), missing.as_os_str(), os("gpu:0")]);
     run.fails(1, &["missing", "No such file", "ENOENT", "fix:"]);
     let run = vramio([os("check"), missing.as_os_str()]);
-    run.fails(2, &["missing", "No such file", "ENOENT", "fix:"]);
+    run.fails(1, &["missing", "No such file", "ENOENT", "fix:"]);
 }
 
 #[test]
@@ -130,7 +145,7 @@ fn what_is_no_file_is_refused() {
     for bad in [dir.path(), Path::new("/dev/null")] {
         vramio([os("cp"), bad.as_os_str(), os("gpu:0")]).fails(1, &["file-type", "fix:"]);
         let run = vramio([os("check"), bad.as_os_str()]);
-        assert_eq!(run.status, 1);
+        assert_eq!(run.status, 3);
         assert!(run.stdout.contains("reason: file-type"), "{}", run.stdout);
     }
 }
@@ -181,7 +196,9 @@ fn bad_values_are_explained() {
     vramio(["cp", "a", "gpu:0", "--chunk", "0"]).is_usage(&["must not be 0"]);
     vramio(["cp", "a", "gpu:x"]).is_usage(&["no GPU's number"]);
     vramio(["cp", "a"]).is_usage(&["DST"]);
-    vramio(["check"]).is_usage(&["FILE"]);
+    vramio(["explain"]).is_usage(&["FILE"]);
+    vramio(["check", "a", "--mounts"]).is_usage(&["--mounts"]);
+    vramio(["check", "--write"]).is_usage(&["FILE"]);
     vramio(["check", "a", "--gpu", "-1"]).is_usage(&["--gpu"]);
     vramio(["move"]).is_usage(&["move"]);
     vramio(["cp", "a", "gpu:0", "--json", "--quiet"]).is_usage(&["--quiet"]);
@@ -190,9 +207,9 @@ fn bad_values_are_explained() {
 #[test]
 fn check_says_that_the_module_is_missing() {
     let (_dir, file) = directory_with_file();
-    for extra in ["--gpu=0", "--write"] {
+    for extra in ["--", "--write"] {
         let run = vramio([os("check"), file.as_os_str(), os(extra)]);
-        assert_eq!(run.status, 1);
+        assert_eq!(run.status, not_direct());
         assert_eq!(run.stderr, "");
         for line in [
             "verdict: refused",
@@ -203,12 +220,75 @@ fn check_says_that_the_module_is_missing() {
         }
     }
     let run = vramio([os("check"), os("--json"), file.as_os_str()]);
-    assert_eq!(run.status, 1);
+    assert_eq!(run.status, not_direct());
     let json = run.json();
     assert_eq!(json["verdict"], "refused");
     assert_eq!(json["reason"]["reason"], "no-module");
     assert_eq!(json["gpu"], serde_json::Value::Null);
     assert_eq!(fs::read(&file).expect("it is still there"), [7; 4096]);
+    let run = vramio([os("check"), file.as_os_str(), os("--gpu=99")]);
+    run.fails(1, &["/dev/mockgpu99", "no-gpu", "fix:"]);
+}
+
+/// What holds of any machine that has no module.
+#[test]
+fn a_machine_without_the_module_is_not_direct() {
+    let run = vramio(["check"]);
+    assert!([2, 3].contains(&run.status), "{}", run.stderr);
+    assert_eq!(run.stderr, "");
+    for line in ["kernel\n", "module\n", "FAIL  module", "verdict: "] {
+        assert!(run.stdout.contains(line), "no {line:?} in {}", run.stdout);
+    }
+    let run = vramio(["check", "--topology", "--json"]);
+    let json = run.json();
+    assert_ne!(json["verdict"], "direct");
+    assert!(json["topology"]["functions"].is_array(), "{json}");
+    let module = &json["findings"]["module"][0];
+    assert_eq!(
+        (&module["what"], &module["state"]),
+        (&"module".into(), &"fail".into())
+    );
+}
+
+#[test]
+fn mounts_are_listed_with_their_reasons() {
+    let run = vramio(["check", "-m", "--json"]);
+    assert!([0, 2, 3].contains(&run.status), "{}", run.stderr);
+    let json = run.json();
+    let mounts = json["mounts"].as_array().expect("a list");
+    let memory = mounts
+        .iter()
+        .find(|mount| mount["file_system"] == "tmpfs")
+        .expect("each Linux machine has a tmpfs");
+    assert_eq!(memory["reason"], "tmpfs");
+    assert_ne!(memory["verdict"], "direct");
+    let text = vramio(["check", "-m"]).stdout;
+    assert!(
+        text.contains(memory["mount"].as_str().expect("a path")),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_file_in_memory_is_explained() {
+    let dir = tempfile::tempdir_in("/dev/shm").expect("a directory");
+    let file = dir.path().join("file");
+    fs::write(&file, [7; 4096]).expect("it can be written");
+    let run = vramio([os("explain"), file.as_os_str()]);
+    assert_eq!(run.status, not_direct());
+    for line in [
+        "NO    tmpfs (file system): tmpfs:",
+        "first in the way: tmpfs (file system)",
+        "reason: no-module",
+    ] {
+        assert!(run.stdout.contains(line), "no {line:?} in {}", run.stdout);
+    }
+    let run = vramio([os("explain"), os("--json"), file.as_os_str()]);
+    let json = run.json();
+    assert_eq!(json["first_obstacle"], "tmpfs (file system)");
+    assert_eq!(json["chain"]["below"][0]["reason"], "tmpfs");
+    let run = vramio([os("explain"), dir.path().join("none").as_os_str()]);
+    run.fails(1, &["none", "ENOENT", "fix:"]);
 }
 
 #[test]
@@ -245,7 +325,7 @@ fn a_reader_that_is_gone_is_no_failure() {
         .stdout(writer)
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(not_direct()));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
@@ -260,6 +340,170 @@ fn an_output_that_takes_nothing_is_a_failure() {
         .stdout(full)
         .output()
         .expect("it runs");
-    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stderr).contains("ENOSPC"));
+}
+
+/// Runs the command with a configuration file and variables.
+fn configured(text: &str, variables: &[(&str, &str)], args: &[&str]) -> (TempDir, Run) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.toml");
+    fs::write(&file, text).expect("it can be written");
+    let mut command = command(args);
+    command.env("VRAMIO_CONFIG", &file);
+    command.envs(variables.iter().copied());
+    let run = Run::from(command.output().expect("the command runs"));
+    (dir, run)
+}
+
+#[test]
+fn every_value_says_where_it_comes_from() {
+    let text = "threads = 3\nslab_bytes = \"1M\"\n";
+    let variables = [("VRAMIO_THREADS", "2")];
+    let (dir, run) = configured(text, &variables, &["config", "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let json = run.json();
+    assert_eq!(json["threads"]["value"], "2");
+    assert_eq!(json["threads"]["source"], "environment VRAMIO_THREADS");
+    assert_eq!(json["slab_bytes"]["value"], "1048576");
+    let file = dir.path().join("vramio.toml");
+    assert_eq!(
+        json["slab_bytes"]["source"],
+        format!("{} line 2", file.display())
+    );
+    assert_eq!(json["policy"]["source"], "default");
+
+    let (_dir, run) = configured(text, &variables, &["config"]);
+    let line = "threads = 2  (environment VRAMIO_THREADS)\n";
+    assert!(run.stdout.contains(line), "{}", run.stdout);
+}
+
+/// A configuration that is no good ends every command that reads one, before it does
+/// anything.
+#[test]
+fn a_bad_configuration_is_refused() {
+    let (dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    for args in [&["config"][..], &["cp", source, "gpu:0"]] {
+        let (_dir, run) = configured("\nthreads = 0", &[], args);
+        run.fails(1, &["vramio.toml line 2", "threads = 0", "fix:"]);
+        let (_dir, run) = configured("", &[("VRAMIO_POLICY", "never")], args);
+        run.fails(1, &["environment VRAMIO_POLICY", "policy = never", "fix:"]);
+    }
+    drop(dir);
+}
+
+/// `vramio cp` is strict, unless somebody says otherwise.
+#[test]
+fn the_command_line_goes_before_the_configuration() {
+    let (_dir, file) = directory_with_file();
+    let source = file.to_str().expect("UTF-8");
+    let strict = |text: &str, variables: &[(&str, &str)], more: &[&str]| {
+        let args = [&["cp", source, "gpu:0"], more].concat();
+        let (_dir, run) = configured(text, variables, &args);
+        // Without a module or a GPU, only what is missing first tells the two apart.
+        run.stderr.contains("/dev/vramio:")
+    };
+    let allow = "policy = \"allow\"";
+    assert!(strict("", &[], &[]));
+    assert!(!strict(allow, &[], &[]));
+    assert!(!strict("", &[("VRAMIO_POLICY", "warn")], &[]));
+    assert!(strict(allow, &[("VRAMIO_POLICY", "strict")], &[]));
+    assert!(strict(allow, &[], &["--policy", "strict"]));
+    assert!(!strict("", &[], &["--policy", "allow"]));
+}
+
+/// Reads a file into host memory, in this process: so there is something to count.
+fn count(requests: usize) {
+    let (_dir, file) = directory_with_file();
+    let context = vramio::Context::with_config(vramio::Config::default()).expect("a context");
+    let file = vramio::File::open(&context, file).expect("it opens");
+    let mut memory = vec![0u8; 4096];
+    // SAFETY: The memory outlives the buffer, and nobody looks at it.
+    let buffer =
+        unsafe { vramio::GpuBuffer::from_host(&context, memory.as_mut_ptr().cast(), memory.len()) };
+    let buffer = buffer.expect("a buffer");
+    for _ in 0..requests {
+        assert_eq!(
+            file.read_at(&buffer, 0, 0, 4096).expect("it reads").bytes,
+            4096
+        );
+    }
+}
+
+/// What a process counted is what the command shows of it, in each form.
+#[test]
+fn stats_show_what_was_counted() {
+    let pid = std::process::id().to_string();
+    count(3);
+    let find = |json: &serde_json::Value| {
+        let processes = json["processes"].as_array().expect("a list");
+        let mut own = processes
+            .iter()
+            .filter(|process| process["pid"] == std::process::id());
+        let found = own.next().expect("this process").clone();
+        assert!(own.next().is_none());
+        found["gpus"]["host"]["read"].clone()
+    };
+    let run = vramio(["stats", "-p", &pid, "--json"]);
+    assert_eq!(run.status, 0, "{}", run.stderr);
+    let read = find(&run.json());
+    assert_eq!(read["requests"], 3);
+    assert_eq!(read["bytes"], 3 * 4096);
+    assert_eq!(read["in_flight"], 0);
+    let path = &read["paths"]["compat-cache"];
+    assert_eq!(path["sizes"]["4096"], 3, "{read}");
+    assert_eq!(path["bytes"], 3 * 4096);
+    let reasons = read["reasons"].as_object().expect("reasons");
+    assert_eq!(reasons.len(), 1, "{read}");
+    assert_eq!(find(&vramio(["stats", "--json"]).json()), read);
+
+    let text = vramio(["stats", "-p", &pid]).stdout;
+    assert!(text.contains("read: 3 requests, 12288 bytes"), "{text}");
+    assert!(text.contains("compat-cache: 3 requests"), "{text}");
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("vramio.prom");
+    let name = file.to_str().expect("UTF-8");
+    let run = vramio(["stats", "-p", &pid, "--prometheus", name]);
+    assert_eq!((run.status, &*run.stdout), (0, ""), "{}", run.stderr);
+    let text = fs::read_to_string(&file).expect("it is there");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("vramio_bytes_total{"));
+    let line = line.expect("a line");
+    assert!(line.contains(&format!("pid=\"{pid}\"")), "{line}");
+    assert!(
+        line.ends_with(r#"direction="read",path="compat-cache"} 12288"#),
+        "{line}"
+    );
+
+    // What happens between two lines is in the second, and a signal ends it.
+    let mut child = command(["stats", "-p", &pid, "--json", "--watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = || -> serde_json::Value {
+        let line = lines.next().expect("a line").expect("UTF-8");
+        serde_json::from_str(&line).expect("one JSON object")
+    };
+    assert_eq!(find(&next()), read);
+    count(2);
+    let later = next();
+    let read = find(&later);
+    assert_eq!(
+        (&read["requests"], &read["bytes"]),
+        (&2.into(), &(2 * 4096).into())
+    );
+    assert!(later["interval_seconds"].as_f64().expect("a number") >= 1.0);
+    assert_eq!(find(&next())["requests"], 0);
+    // SAFETY: The call takes numbers, and the process is a child.
+    unsafe { libc::kill(child.id() as i32, libc::SIGINT) };
+    assert!(child.wait().expect("it ends").success());
+
+    let gone = vramio(["stats", "-p", "1"]);
+    gone.fails(1, &["process 1", "fix:"]);
+    let run = vramio(["stats", "--prometheus", "/nowhere/a.prom"]);
+    run.fails(1, &["/nowhere/a.prom"]);
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use vramio_abi::Reason;
 
-use crate::config::Config;
+use crate::config::{Config, DirectEngine};
 use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
-use crate::stats::{Snapshot, Stats};
+use crate::stats::{Counters, Snapshot};
 
 /// Configuration, engines and counters of a set of files and buffers. Copies share it.
 ///
@@ -31,30 +31,33 @@ pub(crate) struct Inner {
     owner: Owner,
     pub(crate) kmod: Result<Kmod, Error>,
     pub(crate) compat: Compat,
-    pub(crate) stats: Stats,
+    pub(crate) stats: Box<Counters>,
 }
 
 impl Context {
-    /// A context with the default configuration.
+    /// A context with the configuration of the file and the environment
+    /// ([`Config::load`]).
     ///
     /// That there is no kernel module, or no GPU, is no error here: see
     /// [`device`](Self::device).
     ///
     /// # Errors
     ///
-    /// None today; a configuration may come from outside.
+    /// Something of the configuration is no good: [`Error::setting`].
     pub fn new() -> Result<Self, Error> {
-        Self::with_config(Config::default())
+        Self::with_config(Config::load()?)
     }
 
-    /// A context with this configuration.
+    /// A context with this configuration, and nothing else of the file or the
+    /// environment.
     ///
     /// # Errors
     ///
-    /// The configuration is contradictory.
+    /// Something of it is no good: [`Error::setting`].
     pub fn with_config(config: Config) -> Result<Self, Error> {
         config.check()?;
-        let kmod = if config.direct {
+        let may = |engine| config.direct && config.direct_engine != engine;
+        let kmod = if may(DirectEngine::P2pdma) {
             Kmod::open()
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
@@ -65,7 +68,7 @@ impl Context {
                 config,
                 owner: Owner::current(),
                 kmod,
-                stats: Stats::new(),
+                stats: Counters::new(),
             }),
         })
     }
@@ -89,7 +92,8 @@ impl Context {
         cuda::driver_version()
     }
 
-    /// The counters.
+    /// The counters of its requests. Those of all contexts of this process, by GPU, are in
+    /// [`stats::process`](crate::stats::process).
     pub fn stats(&self) -> Snapshot {
         self.inner.stats.snapshot()
     }

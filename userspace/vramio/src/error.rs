@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use vramio_abi::Reason;
 
 use crate::code::Code;
+use crate::config::Source;
 use crate::outcome::Direction;
 
 /// What was being done when a call failed.
@@ -89,7 +90,7 @@ pub struct Error {
     /// What was being done.
     pub operation: Operation,
     /// To what: a path, a descriptor, or a piece of GPU memory.
-    pub object: String,
+    pub object: Box<str>,
     /// Where in the file or in the GPU memory, bytes.
     pub offset: Option<u64>,
     /// Where in the registration, bytes, if `offset` is one in the file.
@@ -104,6 +105,8 @@ pub struct Error {
     pub bar: Option<Box<BarRoom>>,
     /// The call of the GPU's driver and its answer, with [`Reason::CudaError`].
     pub driver: Option<Box<str>>,
+    /// The value of a configuration that is no good.
+    pub setting: Option<Box<BadSetting>>,
     explanation: Option<&'static Explanation>,
 }
 
@@ -130,6 +133,33 @@ impl fmt::Display for BarRoom {
     }
 }
 
+/// A value of a configuration that is no good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BadSetting {
+    /// Where it comes from.
+    pub source: Source,
+    /// Its key, or the name that is none. Empty where the file has no keys.
+    pub key: String,
+    /// It, as it is written there.
+    pub value: String,
+    /// What would be right.
+    pub wanted: String,
+}
+
+impl fmt::Display for BadSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BadSetting {
+            key, value, wanted, ..
+        } = self;
+        if key.is_empty() {
+            write!(f, "{value}: {wanted}")
+        } else {
+            write!(f, "{key} = {value}, wanted {wanted}")
+        }
+    }
+}
+
 /// What to say where there is no reason, or where more is known than it says.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Explanation {
@@ -143,7 +173,7 @@ impl Error {
     pub(crate) fn new(operation: Operation, object: impl Into<String>) -> Self {
         Error {
             operation,
-            object: object.into(),
+            object: object.into().into_boxed_str(),
             offset: None,
             buffer_offset: None,
             len: None,
@@ -151,6 +181,7 @@ impl Error {
             reason: Reason::None.into(),
             bar: None,
             driver: None,
+            setting: None,
             explanation: None,
         }
     }
@@ -205,6 +236,13 @@ impl Error {
         }
     }
 
+    pub(crate) fn with_setting(self, setting: BadSetting) -> Self {
+        Error {
+            setting: Some(Box::new(setting)),
+            ..self
+        }
+    }
+
     pub(crate) fn explained(self, explanation: &'static Explanation) -> Self {
         Error {
             explanation: Some(explanation),
@@ -251,6 +289,9 @@ impl Error {
         }
         if let Some(driver) = &self.driver {
             line.push_str(&format!(": {driver}"));
+        }
+        if let Some(setting) = &self.setting {
+            line.push_str(&format!(": {setting}"));
         }
         let reason = (self.reason != Reason::None).then(|| self.reason.to_string());
         // The name of the constant, such as EINVAL.

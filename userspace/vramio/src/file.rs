@@ -48,6 +48,10 @@ pub(crate) struct Target {
     flags: OFlag,
     pub(crate) block: bool,
     pub(crate) filesystem: &'static FileSystem,
+    /// The configuration forbids the direct path.
+    pub(crate) denied: bool,
+    /// Requests that are shorter, bytes, don't go direct.
+    pub(crate) threshold: u64,
     align: DirectAlign,
     /// The file system's blocks, bytes, as far as it matters: direct I/O and the page
     /// cache never meet in one.
@@ -149,10 +153,13 @@ impl File {
             FileSystem::of_magic(statfs.filesystem_type().0 as u32)
         };
         let align = direct_align(fd.as_fd(), filesystem);
+        let config = context.config();
         Ok(File {
             context: context.clone(),
             target: Arc::new(Target {
                 id: NEXT.fetch_add(1, Relaxed),
+                denied: config.deny.names(fd.as_fd(), &stat, filesystem),
+                threshold: config.threshold_of(filesystem),
                 fd,
                 flags,
                 block,

@@ -50,12 +50,20 @@ impl FileSystem {
             .unwrap_or(&OTHER)
     }
 
-    /// The file system with this name.
+    /// The file system with this name, or with this type in `/proc/mounts`.
     pub fn of_name(name: &str) -> Option<&'static FileSystem> {
-        TABLE
-            .iter()
-            .chain([&BLOCK, &OTHER])
-            .find(|filesystem| filesystem.name == name)
+        let kernel = ALIASES.iter().find(|(alias, _)| *alias == name);
+        let name = kernel.map_or(name, |(_, name)| name);
+        Self::all().find(|filesystem| filesystem.name == name)
+    }
+
+    /// Every name.
+    pub(crate) fn names() -> Vec<&'static str> {
+        Self::all().map(|filesystem| filesystem.name).collect()
+    }
+
+    fn all() -> impl Iterator<Item = &'static FileSystem> {
+        TABLE.iter().chain([&BLOCK, &OTHER])
     }
 
     /// A block device itself.
@@ -92,6 +100,18 @@ static TABLE: [FileSystem; 21] = [
     FileSystem::new("erofs", 0xe0f5_e1e2, Reason::FileSystem),
 ];
 
+/// What the kernel calls those that it, or their vendor, calls otherwise.
+static ALIASES: [(&str, &str); 8] = [
+    ("ext2", "ext4"),
+    ("ext3", "ext4"),
+    ("overlay", "overlayfs"),
+    ("nfs4", "nfs"),
+    ("wekafs", "weka"),
+    ("fuseblk", "fuse"),
+    ("virtiofs", "fuse"),
+    ("smb3", "smb2"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +132,15 @@ mod tests {
         let other = FileSystem::of_magic(0x1234);
         assert_eq!((other.name, other.reason), ("other", Reason::FileSystem));
         assert_eq!(FileSystem::of_name("ntfs"), None);
+    }
+
+    #[test]
+    fn the_kernels_names_are_known() {
+        for (alias, name) in ALIASES {
+            let known = FileSystem::of_name(alias).expect("known");
+            assert_eq!(known.name, name);
+            assert!(!FileSystem::names().contains(&alias), "{alias}");
+        }
     }
 
     #[test]

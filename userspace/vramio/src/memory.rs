@@ -17,6 +17,7 @@ use crate::error::{descriptor_name, Error, Operation};
 use crate::gpu::cuda::{self, CudaMemory, Pointer};
 use crate::gpu::GpuMemory;
 use crate::pci::PciAddress;
+use crate::stats::{self, Counters, Gpu, Local};
 
 /// GPU memory for requests of one [`Context`]: all of an allocation or a part of it.
 /// Copies and parts share what is registered of it.
@@ -37,6 +38,8 @@ pub(crate) struct Memory {
     pub(crate) id: u64,
     pub(crate) kind: Kind,
     len: u64,
+    /// Those of the process for requests on it.
+    pub(crate) counters: &'static Counters,
     pub(crate) registration: RwLock<Registered>,
 }
 
@@ -175,6 +178,7 @@ impl GpuBuffer {
             context: context.clone(),
             memory: Arc::new(Memory {
                 id: NEXT.fetch_add(1, Relaxed),
+                counters: counters(&kind),
                 kind,
                 len,
                 registration: RwLock::new(Registered::No),
@@ -205,6 +209,23 @@ impl GpuBuffer {
     /// Its size, bytes.
     pub fn size(&self) -> u64 {
         self.range.end - self.range.start
+    }
+}
+
+/// The counters of the process for requests on such memory.
+fn counters(kind: &Kind) -> &'static Counters {
+    let known = |gpu| stats::of_gpu(Local::Gpu(gpu), || gpu);
+    match kind {
+        Kind::Host(_) => known(Gpu::Host),
+        Kind::DmaBuf { gpu, .. } => known(Gpu::Pci(*gpu)),
+        Kind::Mapped(memory) => known(memory.gpu_address().map_or(Gpu::Mapped, Gpu::Pci)),
+        Kind::Cuda(memory) => {
+            let device = memory.device();
+            stats::of_gpu(Local::Cuda(device), || {
+                let number = Gpu::Cuda(device.unsigned_abs());
+                cuda::pci(device).map_or(number, Gpu::Pci)
+            })
+        }
     }
 }
 

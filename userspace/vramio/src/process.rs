@@ -4,7 +4,7 @@
 
 use std::num::NonZeroUsize;
 use std::process;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering, Ordering::Relaxed};
 use std::sync::OnceLock;
 
 use nix::sys::mman::{madvise, mmap_anonymous, munmap, MapFlags, MmapAdvise, ProtFlags};
@@ -23,6 +23,37 @@ impl Owner {
     /// Whether the caller is still that process.
     pub(crate) fn is_current(self) -> bool {
         self.0 == current()
+    }
+}
+
+/// A value that each process has one of: a child of fork gets its own. None is ever freed.
+pub(crate) struct PerProcess<T: 'static>(AtomicPtr<(Owner, T)>);
+
+impl<T: Send + Sync> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        PerProcess(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// That of the calling process. What `make` gives is dropped if another thread was
+    /// faster.
+    pub(crate) fn get(&self, make: impl Fn() -> T) -> &'static T {
+        loop {
+            let found = self.0.load(Ordering::Acquire);
+            // SAFETY: What was stored here is never freed.
+            if let Some((owner, value)) = unsafe { found.as_ref() } {
+                if owner.is_current() {
+                    return value;
+                }
+            }
+            let made = Box::into_raw(Box::new((Owner::current(), make())));
+            let swapped = self
+                .0
+                .compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire);
+            if swapped.is_err() {
+                // SAFETY: It was made above and given to nobody.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
     }
 }
 

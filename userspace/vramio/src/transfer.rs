@@ -13,10 +13,11 @@ use crate::code::Code;
 use crate::engine::{Engine, Job, Stream};
 use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
-use crate::memory::GpuBuffer;
+use crate::memory::{GpuBuffer, Memory};
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::plan::{Limits, Map, Plan, Request, Section, Way};
 use crate::policy::Policy;
+use crate::stats::Counters;
 
 /// Below this length, in bytes, holes are not looked for: reading zeros is faster.
 const SPARSE_FROM: u64 = 128 << 10;
@@ -108,19 +109,23 @@ impl File {
             len,
         };
         let begin = Instant::now();
-        let stats = &self.context.inner.stats;
-        stats.begin();
+        let counters = self.counters(&buffer.memory);
+        for counters in counters {
+            counters.begin(direction);
+        }
         let result = self.checked(request, buffer, options);
-        match &result {
-            Ok(outcome) => {
-                stats.end(direction, len, begin.elapsed(), Some(outcome));
-                if outcome.error.is_some() || outcome.reason == Reason::Cancelled {
-                    stats.count(outcome.reason);
-                }
+        let took = begin.elapsed();
+        let ended = match &result {
+            Ok(outcome) if outcome.error.is_some() || outcome.reason == Reason::Cancelled => {
+                Some(outcome.reason)
             }
-            Err(error) => {
-                stats.end(direction, len, begin.elapsed(), None);
-                stats.count(error.reason);
+            Ok(_) => None,
+            Err(error) => Some(error.reason),
+        };
+        for counters in counters {
+            counters.end(direction, len, took, result.as_ref().ok());
+            if let Some(reason) = ended {
+                counters.count(direction, reason);
             }
         }
         result
@@ -150,6 +155,19 @@ impl File {
         };
         let kmod = self.context.inner.kmod.as_ref().map_err(Clone::clone)?;
         kmod.probe(&self.target, &buffer.memory, &request)
+    }
+
+    /// The counters of requests on this file with this memory: the context's, and the
+    /// process's for the GPU.
+    fn counters<'a>(&'a self, memory: &'a Memory) -> [&'a Counters; 2] {
+        [&self.context.inner.stats, memory.counters]
+    }
+
+    /// A reason came up.
+    fn count(&self, job: &Job, reason: Code<Reason>) {
+        for counters in self.counters(&job.memory) {
+            counters.count(job.request.direction, reason);
+        }
     }
 
     /// Checks the request, and moves it.
@@ -203,7 +221,7 @@ impl File {
         // Without holes to look for, and nothing direct, there is nothing to plan, nor
         // to ask the file for.
         if let Err(refusal) = &direct {
-            self.fall_back(refusal.reason(), || refusal.error(self, &request))?;
+            self.fall_back(job, refusal.reason(), || refusal.error(self, &request))?;
             if request.direction == Direction::Write || request.len < SPARSE_FROM {
                 let mut outcome = inner.compat.transfer(job)?;
                 explain(&mut outcome, refusal.reason());
@@ -232,7 +250,7 @@ impl File {
         };
         let (mut plan, engine) = plan;
         if let (Some(_), Some(reason)) = (engine, plan.refusal()) {
-            self.fall_back(reason.into(), || {
+            self.fall_back(job, reason.into(), || {
                 self.error(&request)
                     .with_errno(Errno::EINVAL)
                     .with_reason(reason)
@@ -264,8 +282,11 @@ impl File {
         if filesystem.reason != Reason::None {
             return Err(Refusal::Known(filesystem.reason));
         }
+        if self.target.denied {
+            return Err(Refusal::Known(Reason::Denied));
+        }
         let kmod = self.context.inner.kmod.as_ref().map_err(Refusal::Never)?;
-        if job.request.len < self.context.config().threshold {
+        if job.request.len < self.target.threshold {
             return Err(Refusal::Known(Reason::BelowThreshold));
         }
         let limits = kmod.offer(job).map_err(Refusal::Now)?;
@@ -300,13 +321,13 @@ impl File {
                     }
                     // That of an error is counted where the request ends.
                     if outcome.reason != Reason::None && outcome.error.is_none() {
-                        self.context.inner.stats.count(outcome.reason);
+                        self.count(job, outcome.reason);
                     }
                     Ok(outcome)
                 }
                 Err(error) => {
                     // Refused after all: the file or the way has changed.
-                    self.fall_back(error.reason, || error.clone())?;
+                    self.fall_back(job, error.reason, || error.clone())?;
                     let mut outcome = compat.transfer(&part(section.len))?;
                     explain(&mut outcome, error.reason);
                     Ok(outcome)
@@ -325,7 +346,7 @@ impl File {
     /// memory, if the policy allows it.
     fn go_on(&self, mut outcome: Outcome, job: &Job) -> Outcome {
         let lost = || self.error(&job.request).with_reason(outcome.reason);
-        if self.fall_back(outcome.reason, lost).is_err() {
+        if self.fall_back(job, outcome.reason, lost).is_err() {
             return outcome;
         }
         outcome.error = None;
@@ -357,7 +378,12 @@ impl File {
     }
 
     /// Decides that something goes through host memory, and counts why; or refuses.
-    fn fall_back(&self, reason: Code<Reason>, error: impl FnOnce() -> Error) -> Result<(), Error> {
+    fn fall_back(
+        &self,
+        job: &Job,
+        reason: Code<Reason>,
+        error: impl FnOnce() -> Error,
+    ) -> Result<(), Error> {
         match self.policy() {
             Policy::Strict => return Err(error()),
             Policy::Warn if self.first_time(reason) => {
@@ -371,7 +397,7 @@ impl File {
             }
             Policy::Warn | Policy::Allow => {}
         }
-        self.context.inner.stats.count(reason);
+        self.count(job, reason);
         Ok(())
     }
 

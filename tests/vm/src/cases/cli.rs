@@ -21,6 +21,8 @@ pub fn cases() -> Vec<Case> {
     vec![
         case("there-and-back", there_and_back).smoke(),
         case("check", check),
+        case("check-machine", check_machine),
+        case("explain", explain),
         case("refusals", refusals),
         case("no-module", no_module),
     ]
@@ -107,11 +109,85 @@ fn check(context: &mut Context<'_>) -> Result<()> {
         .make(&FilePlan::dense("/tmp/cli", 72, MIB))?;
     let refused = exec(context, &["vramio", "check", "/tmp/cli"])?;
     ensure!(
-        refused.exit == Exit::Code(1) && refused.stdout.contains("reason: tmpfs"),
+        refused.exit == Exit::Code(2) && refused.stdout.contains("reason: tmpfs"),
         "{refused:?}"
     );
     let missing = exec(context, &["vramio", "check", "/nowhere"])?;
-    ensure!(missing.exit == Exit::Code(2), "{missing:?}");
+    ensure!(missing.exit == Exit::Code(1), "{missing:?}");
+    Ok(())
+}
+
+/// `check` without a file: the machine is fit, and the mount with it; without the module,
+/// and without the GPU's driver, that is what stands in the way.
+fn check_machine(context: &mut Context<'_>) -> Result<()> {
+    let dir = filesystem::mounted(FileSystem::Ext4, context)?;
+    let gpu = gpu(context)?;
+    let machine = run(context, &["vramio", "check", "--json"])?;
+    ensure!(machine["verdict"] == "direct", "{machine}");
+    let pairs = machine["pairs"].as_array().context("a list of pairs")?;
+    ensure!(
+        pairs.iter().any(|pair| pair["gpu"] == gpu.as_str()
+            && pair["way"] == "switch"
+            && pair["distance"] == 4
+            && pair["direct"] == true),
+        "{machine}"
+    );
+    let mounts = run(context, &["vramio", "check", "-m", "--json"])?;
+    let mounts = mounts["mounts"].as_array().context("a list of mounts")?;
+    ensure!(
+        mounts
+            .iter()
+            .any(|mount| mount["mount"] == dir.as_str() && mount["verdict"] == "direct"),
+        "{mounts:?}"
+    );
+
+    context.session.rmmod("vramio")?;
+    let without = exec(context, &["vramio", "check"])?;
+    context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
+    ensure!(
+        without.exit == Exit::Code(2) && without.stdout.contains("FAIL  module"),
+        "{without:?}"
+    );
+    Ok(())
+}
+
+/// The PCI function of GPU 0.
+fn gpu(context: &mut Context<'_>) -> Result<String> {
+    let disk = context.vm.device(1)?;
+    let said = run(context, &["vramio", "check", &disk, "--json"])?;
+    let address = said["gpu"]["address"].as_str();
+    Ok(address.context("the GPU's place")?.to_owned())
+}
+
+/// `explain` shows the chain down to the GPU, and agrees with the module.
+fn explain(context: &mut Context<'_>) -> Result<()> {
+    let gpu = gpu(context)?;
+    for fs in [FileSystem::Ext4, FileSystem::Xfs] {
+        let dir = filesystem::mounted(fs, context)?;
+        let path = format!("{dir}/cli-explain");
+        context.session.make(&FilePlan::dense(&path, 75, MIB))?;
+        let said = run(context, &["vramio", "explain", &path, "--json"])?;
+        ensure!(said["first_obstacle"].is_null(), "{said}");
+        ensure!(said["check"]["verdict"] == "direct", "{said}");
+        let mut step = &said["chain"];
+        while let Some(below) = step["below"].get(0) {
+            ensure!(step["passes"] == "yes", "{said}");
+            step = below;
+        }
+        let last = step["name"].as_str().unwrap_or_default();
+        ensure!(last.starts_with(&gpu), "{said}");
+        ensure!(last.contains("4 links away through a switch"), "{said}");
+    }
+    context
+        .session
+        .make(&FilePlan::dense("/tmp/cli", 76, MIB))?;
+    let tmpfs = exec(context, &["vramio", "explain", "/tmp/cli"])?;
+    ensure!(
+        tmpfs.exit == Exit::Code(2)
+            && tmpfs.stdout.contains("first in the way: tmpfs")
+            && tmpfs.stdout.contains("reason: tmpfs"),
+        "{tmpfs:?}"
+    );
     Ok(())
 }
 
@@ -130,7 +206,7 @@ fn refusals(context: &mut Context<'_>) -> Result<()> {
     let no_gpu = exec(context, &["vramio", "cp", "/tmp/cli", "gpu:7"])?;
     ensure!(no_gpu.exit == Exit::Code(1), "{no_gpu:?}");
     let usage = exec(context, &["vramio", "cp", "/tmp/cli", "/tmp/other"])?;
-    ensure!(usage.exit == Exit::Code(2), "{usage:?}");
+    ensure!(usage.exit == Exit::Code(64), "{usage:?}");
     Ok(())
 }
 
@@ -144,7 +220,7 @@ fn no_module(context: &mut Context<'_>) -> Result<()> {
     let copy = exec(context, &["vramio", "cp", &path, "gpu:0"])?;
     context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
     ensure!(
-        check.exit == Exit::Code(1) && check.stdout.contains("no-module"),
+        check.exit == Exit::Code(2) && check.stdout.contains("no-module"),
         "{check:?}"
     );
     ensure!(

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use vramio::{Config, Context, Direction, Options, Policy, Reason, Verdict};
+use vramio::{Config, Context, Direction, Key, Options, Policy, Reason, Source, Verdict};
 
 use crate::args::{CpArgs, Job};
 use crate::failure::Failure;
@@ -132,10 +132,15 @@ fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Repor
 
 /// The context of the copy. With a strict policy there has to be a module.
 fn context(args: &CpArgs) -> Result<Context, Failure> {
-    let mut config = Config::default();
-    config.policy = args.policy;
+    let mut config = Config::load()?;
+    if let Some(policy) = args.policy {
+        config.policy = policy;
+    } else if config.source(Key::Policy) == Source::Default {
+        config.policy = Policy::Strict;
+    }
+    let strict = config.policy == Policy::Strict;
     let context = Context::with_config(config)?;
-    if args.policy == Policy::Strict {
+    if strict {
         context.device().map_err(Clone::clone)?;
     }
     Ok(context)

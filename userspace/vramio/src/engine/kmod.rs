@@ -596,7 +596,7 @@ mod tests {
         let error = transfer(device.as_fd(), &request(&file, Direction::Write))
             .expect_err("/dev/zero is no vramio");
         assert_eq!(error.operation, Operation::Write);
-        assert_eq!(error.object, "/dev/null");
+        assert_eq!(&*error.object, "/dev/null");
         assert_eq!(error.offset, Some(4096));
         assert_eq!(error.buffer_offset, Some(8192));
         assert_eq!(error.len, Some(512));

@@ -376,6 +376,10 @@ unsafe impl GpuMemory for MockMemory {
     fn description(&self) -> &str {
         &self.description
     }
+
+    fn gpu_address(&self) -> Option<PciAddress> {
+        self.gpu().info().ok()?.address
+    }
 }
 
 /// Memory that the driver has allocated for this open file.

@@ -7,6 +7,8 @@ pub mod mock;
 
 use std::fmt::Debug;
 
+use crate::pci::PciAddress;
+
 /// GPU memory that this process has mapped, so that it can be registered.
 ///
 /// # Safety
@@ -24,4 +26,9 @@ pub unsafe trait GpuMemory: Debug + Send + Sync {
 
     /// What it is, for error messages: the GPU and the place in its memory.
     fn description(&self) -> &str;
+
+    /// The GPU's address, if it is known.
+    fn gpu_address(&self) -> Option<PciAddress> {
+        None
+    }
 }

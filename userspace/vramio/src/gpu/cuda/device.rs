@@ -12,7 +12,8 @@ use super::driver::{call, driver, Fault};
 use crate::error::{Error, Operation};
 use crate::pci::PciAddress;
 
-pub(super) fn pci(device: CUdevice) -> Option<PciAddress> {
+/// The address of the device with this number.
+pub(crate) fn pci(device: CUdevice) -> Option<PciAddress> {
     let mut text = [0 as std::ffi::c_char; 32];
     // SAFETY: The driver writes a C string of at most the length that it is told.
     unsafe {

@@ -21,6 +21,7 @@ pub use device::CudaGpu;
 pub use driver::driver_version;
 
 pub(crate) use context::{Ctx, Entered};
+pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
 pub(crate) use lane::{Lane, SLOTS};
 pub(crate) use pinned::{pin, unpin};

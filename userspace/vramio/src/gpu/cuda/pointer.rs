@@ -147,4 +147,9 @@ impl CudaMemory {
     pub(crate) fn ctx(&self) -> Ctx {
         self.ctx
     }
+
+    /// The number of its device.
+    pub(crate) fn device(&self) -> i32 {
+        self.device
+    }
 }

@@ -1,44 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! `vramio check`: would requests on a file go direct, and if not, why?
+//! `vramio check FILE`: would requests on a file go direct, and if not, why?
 
 use std::fs::File;
 use std::path::Path;
-use std::process::ExitCode;
 
 use serde::Serialize;
 use vramio::{Certainty, Code, Context, Direction, Errno, Path as DataPath, Reason, Verdict};
 
+use super::{Answer, Usable};
 use crate::args::CheckArgs;
 use crate::failure::Failure;
 use crate::file;
 use crate::gpu::{Gpu, GpuJson};
-use crate::output;
-
-/// Runs the command.
-pub fn main(args: &CheckArgs) -> ExitCode {
-    let answer = match ask(args) {
-        Ok(answer) => answer,
-        Err(failure) => return output::fail(&failure, args.json, 2),
-    };
-    let printed = if args.json {
-        output::print_json(&answer.to_json())
-    } else {
-        output::print(&answer.to_text())
-    };
-    if let Err(failure) = printed {
-        output::complain(&failure);
-        return ExitCode::from(2);
-    }
-    match answer.decision() {
-        Decision::Direct => ExitCode::SUCCESS,
-        Decision::Refused | Decision::Undecided => ExitCode::from(1),
-    }
-}
 
 /// What is known about a file.
 #[derive(Debug)]
-struct Answer<'a> {
+pub struct FileAnswer<'a> {
     file: &'a Path,
     direction: Direction,
     gpu: Option<Gpu>,
@@ -56,22 +34,27 @@ enum Decision {
     Undecided,
 }
 
-fn ask(args: &CheckArgs) -> Result<Answer<'_>, Failure> {
+/// Asks the module, with a page of the GPU's memory.
+pub fn ask<'a>(path: &'a Path, args: &CheckArgs) -> Result<FileAnswer<'a>, Failure> {
     let direction = if args.write {
         Direction::Write
     } else {
         Direction::Read
     };
-    let mut answer = Answer {
-        file: &args.file,
+    let mut answer = FileAnswer {
+        file: path,
         direction,
         gpu: None,
         verdict: refused(Reason::FileType.into(), None),
     };
-    if file::kind(&args.file)?.is_none() {
+    answer.gpu = match args.gpu {
+        Some(number) => Some(Gpu::open(number)?),
+        None => Gpu::find()?,
+    };
+    if file::kind(path)?.is_none() {
         return Ok(answer);
     }
-    let file = file::open(&args.file, args.write)?;
+    let file = file::open(path, args.write)?;
 
     let context = Context::new()?;
     let device = match context.device() {
@@ -81,10 +64,6 @@ fn ask(args: &CheckArgs) -> Result<Answer<'_>, Failure> {
             return Ok(answer);
         }
         result => result.map_err(Clone::clone)?,
-    };
-    answer.gpu = match args.gpu {
-        Some(number) => Some(Gpu::open(number)?),
-        None => Gpu::find()?,
     };
     answer.verdict = match &answer.gpu {
         Some(gpu) => probe(&context, gpu, &file, direction)?,
@@ -126,7 +105,12 @@ fn refused(reason: Code<Reason>, error: Option<Errno>) -> Verdict {
     }
 }
 
-impl Answer<'_> {
+impl FileAnswer<'_> {
+    /// The GPU that was asked about.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
     fn decision(&self) -> Decision {
         if self.verdict.is_refused() {
             Decision::Refused
@@ -145,6 +129,18 @@ impl Answer<'_> {
                 "nothing stands against it in the file, and there is no GPU to ask about".to_owned()
             }
             (Decision::Undecided, Some(_)) => "the module names no direct path".to_owned(),
+        }
+    }
+}
+
+impl Answer for FileAnswer<'_> {
+    fn usable(&self) -> Usable {
+        if self.decision() == Decision::Direct {
+            Usable::Direct
+        } else if self.gpu.is_some() && self.verdict.reason != Reason::FileType {
+            Usable::Fallback
+        } else {
+            Usable::No
         }
     }
 
@@ -198,10 +194,10 @@ impl Answer<'_> {
         lines.join("\n") + "\n"
     }
 
-    fn to_json(&self) -> AnswerJson {
+    fn to_json(&self) -> serde_json::Value {
         let verdict = &self.verdict;
         let reason = verdict.reason;
-        AnswerJson {
+        let answer = AnswerJson {
             file: self.file.display().to_string(),
             operation: self.direction.to_string(),
             verdict: self.decision(),
@@ -218,7 +214,9 @@ impl Answer<'_> {
             drive: verdict.target.map(|address| address.to_string()),
             gpu: self.gpu.as_ref().map(Gpu::to_json),
             distance: verdict.distance,
-        }
+        };
+        // Strings and numbers only: this can't fail.
+        serde_json::to_value(answer).unwrap_or_default()
     }
 }
 
@@ -250,8 +248,8 @@ struct ReasonJson {
 mod tests {
     use super::*;
 
-    fn answer(verdict: Verdict) -> Answer<'static> {
-        Answer {
+    fn answer(verdict: Verdict) -> FileAnswer<'static> {
+        FileAnswer {
             file: Path::new("/data/a"),
             direction: Direction::Read,
             gpu: None,

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio check --mounts`: mount by mount.
+
+use std::path::PathBuf;
+
+use procfs::process::{MountInfo, Process};
+use serde_json::{json, Value};
+use vramio::topology::{Layer, Passes, Topology, Way};
+use vramio::{FileSystem, PciAddress, Reason};
+
+use super::{Answer, Usable};
+use crate::failure::Failure;
+use crate::gpu::Gpu;
+
+/// The mounts that file data could be on.
+#[derive(Debug)]
+pub struct Mounts {
+    mounts: Vec<Mount>,
+    gpu: Option<PciAddress>,
+    has_gpu: bool,
+}
+
+#[derive(Debug)]
+struct Mount {
+    point: PathBuf,
+    filesystem: &'static FileSystem,
+    source: String,
+    drives: Vec<PciAddress>,
+    verdict: Verdict,
+}
+
+/// What a mount is good for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing in sight stands against the direct path.
+    Direct,
+    /// The kernel module decides: a device below can be seen from inside only.
+    Perhaps(String),
+    /// Through host memory, for this reason; the device that is the cause, if one is.
+    Fallback(Reason, Option<String>),
+}
+
+/// Looks at all mounts, for one GPU.
+pub fn ask(number: Option<u32>) -> Result<Mounts, Failure> {
+    let gpu = match number {
+        Some(number) => Some(Gpu::open(number)?),
+        None => Gpu::find()?,
+    };
+    let failure = |error: procfs::ProcError| {
+        Failure::plain(
+            "check",
+            "the mounts",
+            error.to_string(),
+            "mount procfs at /proc",
+        )
+    };
+    let list = Process::myself()
+        .and_then(|process| process.mountinfo())
+        .map_err(failure)?;
+    let topology = Topology::of_this_machine().map_err(|error| {
+        Failure::plain(
+            "check",
+            "the PCI tree",
+            error.to_string(),
+            "mount sysfs at /sys",
+        )
+    })?;
+    let address = gpu.as_ref().and_then(Gpu::address);
+    Ok(Mounts {
+        mounts: list
+            .into_iter()
+            .filter_map(|mount| look(mount, &topology, address))
+            .collect(),
+        gpu: address,
+        has_gpu: gpu.is_some(),
+    })
+}
+
+/// One mount; none of a file system that holds no data, such as procfs.
+fn look(mount: MountInfo, topology: &Topology, gpu: Option<PciAddress>) -> Option<Mount> {
+    let statfs = nix::sys::statfs::statfs(&mount.mount_point).ok()?;
+    // The type is a C long, whose upper half some kernels fill with signs.
+    let magic = statfs.filesystem_type().0 as u32;
+    let filesystem = FileSystem::of_magic(magic);
+    let (major, minor) = mount.majmin.split_once(':')?;
+    let device = Layer::of_device(major.parse().ok()?, minor.parse().ok()?);
+    if filesystem.name == "other" && device.is_none() {
+        return None;
+    }
+    Some(Mount {
+        point: mount.mount_point,
+        filesystem,
+        source: mount.mount_source.unwrap_or_default(),
+        drives: device.as_ref().map(Layer::drives).unwrap_or_default(),
+        verdict: judge(filesystem, device.as_ref(), topology, gpu),
+    })
+}
+
+/// What stands in the way first, from above.
+fn judge(
+    filesystem: &FileSystem,
+    device: Option<&Layer>,
+    topology: &Topology,
+    gpu: Option<PciAddress>,
+) -> Verdict {
+    if filesystem.reason != Reason::None {
+        return Verdict::Fallback(filesystem.reason, None);
+    }
+    let Some(device) = device else {
+        return Verdict::Fallback(Reason::NoBlockDevice, None);
+    };
+    let mut perhaps = None;
+    for layer in device.layers() {
+        match layer.passes() {
+            Passes::Yes => {}
+            Passes::No(reason) => return Verdict::Fallback(reason, Some(layer.name.clone())),
+            Passes::Perhaps => {
+                perhaps.get_or_insert_with(|| layer.name.clone());
+            }
+        }
+    }
+    if let Some(gpu) = gpu {
+        for drive in device.drives() {
+            let Ok(route) = topology.route(gpu, drive) else {
+                continue;
+            };
+            if route.way == Way::Blocked {
+                return match route.redirected_by.first() {
+                    Some(port) => Verdict::Fallback(Reason::AcsRedirect, Some(port.to_string())),
+                    None => Verdict::Fallback(Reason::HostBridge, Some(drive.to_string())),
+                };
+            }
+        }
+    }
+    perhaps.map_or(Verdict::Direct, Verdict::Perhaps)
+}
+
+impl Mount {
+    fn word(&self, has_gpu: bool) -> &'static str {
+        match self.verdict {
+            _ if !has_gpu => "no",
+            Verdict::Direct => "direct",
+            Verdict::Perhaps(_) => "perhaps",
+            Verdict::Fallback(..) => "fallback",
+        }
+    }
+}
+
+impl Answer for Mounts {
+    fn usable(&self) -> Usable {
+        if !self.has_gpu {
+            return Usable::No;
+        }
+        if self
+            .mounts
+            .iter()
+            .any(|mount| mount.verdict == Verdict::Direct)
+        {
+            Usable::Direct
+        } else {
+            Usable::Fallback
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = String::new();
+        let widest =
+            |length: fn(&Mount) -> usize| self.mounts.iter().map(length).max().unwrap_or(0);
+        let point = widest(|mount| mount.point.display().to_string().len());
+        let name = widest(|mount| mount.filesystem.name.len());
+        for mount in &self.mounts {
+            let because = match &mount.verdict {
+                Verdict::Direct => String::new(),
+                Verdict::Perhaps(device) => {
+                    format!("  ask the module about a file (vramio check FILE): {device}")
+                }
+                Verdict::Fallback(reason, device) => format!(
+                    "  {}{}: {}",
+                    reason.name(),
+                    device
+                        .as_ref()
+                        .map_or_else(String::new, |name| format!(" ({name})")),
+                    reason.sentence()
+                ),
+            };
+            text += &format!(
+                "{:<8} {:<point$} {:<name$} {}{because}\n",
+                mount.word(self.has_gpu),
+                mount.point.display().to_string(),
+                mount.filesystem.name,
+                mount.source,
+            );
+        }
+        text += &match (self.has_gpu, self.gpu) {
+            (false, _) => "there is no GPU to move data to\n".to_owned(),
+            (true, Some(gpu)) => format!("for the GPU at {gpu}; a forecast\n"),
+            (true, None) => "whether drives and GPU reach each other was not looked at: the GPU's \
+                             place is not known; a forecast\n"
+                .to_owned(),
+        };
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let mounts: Vec<Value> = self
+            .mounts
+            .iter()
+            .map(|mount| {
+                let (reason, device) = match &mount.verdict {
+                    Verdict::Direct => (None, None),
+                    Verdict::Perhaps(device) => (None, Some(device)),
+                    Verdict::Fallback(reason, device) => (Some(reason), device.as_ref()),
+                };
+                json!({
+                    "mount": mount.point.display().to_string(),
+                    "file_system": mount.filesystem.name,
+                    "source": mount.source,
+                    "verdict": mount.word(self.has_gpu),
+                    "reason": reason.map(|reason| reason.name()),
+                    "fix": reason.map(|reason| reason.fix()),
+                    "component": device,
+                    "drives": mount.drives.iter().map(ToString::to_string).collect::<Vec<_>>(),
+                })
+            })
+            .collect();
+        json!({ "gpu": self.gpu.map(|gpu| gpu.to_string()), "mounts": mounts })
+    }
+}

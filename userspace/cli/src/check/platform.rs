@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio check` without a file: the machine.
+
+use serde_json::{json, Value};
+use vramio::topology::{Kind, Route, Topology, Way};
+use vramio::{Context, PciAddress};
+
+use super::finding::{Finding, State};
+use super::{Answer, Usable};
+use crate::failure::Failure;
+use crate::machine::{drive, gpu, kernel, module, process, Root};
+
+/// What is known of the machine.
+#[derive(Debug)]
+pub struct Platform {
+    sections: Vec<(&'static str, Vec<Finding>)>,
+    pairs: Vec<Pair>,
+    /// The PCI tree, if it was asked for.
+    topology: Option<Topology>,
+    gpus: usize,
+    /// The module can be used.
+    module: bool,
+}
+
+/// A GPU and a drive.
+#[derive(Debug)]
+struct Pair {
+    gpu: PciAddress,
+    drive: PciAddress,
+    route: Route,
+}
+
+/// Looks at the machine.
+pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
+    let root = Root::new();
+    let topology = Topology::of_this_machine().map_err(|error| {
+        Failure::plain(
+            "check",
+            "the PCI tree",
+            error.to_string(),
+            "mount sysfs at /sys",
+        )
+    })?;
+    let release = nix::sys::utsname::uname()
+        .map(|names| names.release().to_string_lossy().into_owned())
+        .unwrap_or_default();
+    let context = Context::new()?;
+    let device = context.device();
+    let mut platform = look(&root, &topology, &release, device.is_ok());
+    platform
+        .sections
+        .insert(1, ("module", module::findings(&root, &release, device)));
+    platform.topology = with_topology.then_some(topology);
+    Ok(platform)
+}
+
+/// What the kernel's files say.
+fn look(root: &Root, topology: &Topology, release: &str, module: bool) -> Platform {
+    let gpus: Vec<PciAddress> = addresses(topology, Kind::Gpu);
+    let mut pairs = Vec::new();
+    for &gpu in &gpus {
+        for &drive in &addresses(topology, Kind::Nvme) {
+            // Both are there: they were listed.
+            if let Ok(route) = topology.route(gpu, drive) {
+                pairs.push(Pair { gpu, drive, route });
+            }
+        }
+    }
+    Platform {
+        sections: vec![
+            ("kernel", kernel::findings(root, release)),
+            ("gpus", gpu::findings(root, topology)),
+            ("drives", drive::findings(root, topology)),
+            ("pci", pairs.iter().flat_map(Pair::findings).collect()),
+            ("process", process::findings(root)),
+        ],
+        pairs,
+        topology: None,
+        gpus: gpus.len(),
+        module,
+    }
+}
+
+fn addresses(topology: &Topology, kind: Kind) -> Vec<PciAddress> {
+    topology
+        .of_kind(kind)
+        .map(|function| function.address)
+        .collect()
+}
+
+impl Pair {
+    /// What is in the way of the two, or can't be told.
+    fn findings(&self) -> Vec<Finding> {
+        const WHAT: &str = "route";
+        let Route {
+            way,
+            redirected_by,
+            untold,
+            ..
+        } = &self.route;
+        let list = |ports: &[PciAddress]| {
+            let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+            ports.join(";")
+        };
+        let mut findings = Vec::new();
+        match (way, redirected_by.is_empty()) {
+            (Way::Switch, _) => {
+                findings.push(Finding::pass(WHAT, "they share a switch"));
+            }
+            (Way::HostBridge, true) => {
+                findings.push(Finding::pass(
+                    WHAT,
+                    "through the host bridge, which the kernel trusts",
+                ));
+            }
+            (Way::HostBridge, false) => findings.push(Finding::note(
+                WHAT,
+                format!(
+                    "through the host bridge, since ACS of {} redirects; to go straight, boot with \
+                     pci=disable_acs_redir={}",
+                    list(redirected_by),
+                    list(redirected_by)
+                ),
+            )),
+            (Way::Blocked, false) => findings.push(Finding::fail(
+                WHAT,
+                format!(
+                    "ACS of {} redirects to a host bridge that the kernel does not trust",
+                    list(redirected_by)
+                ),
+                format!("boot with pci=disable_acs_redir={}", list(redirected_by)),
+            )),
+            (Way::Blocked, true) => findings.push(Finding::fail(
+                WHAT,
+                "they share no switch, and the kernel does not trust the host bridge",
+                "put both below one PCIe switch",
+            )),
+        }
+        if !untold.is_empty() {
+            findings.push(Finding::unknown(
+                WHAT,
+                format!("whether ACS of {} redirects can't be read", list(untold)),
+                "run this as root",
+            ));
+        }
+        let pair = format!("{} x {}", self.gpu, self.drive);
+        findings
+            .into_iter()
+            .map(|finding| finding.of(pair.clone()))
+            .collect()
+    }
+
+    fn is_open(&self) -> bool {
+        self.route.way != Way::Blocked
+    }
+}
+
+impl Platform {
+    fn failures(&self) -> usize {
+        self.sections
+            .iter()
+            .flat_map(|(_, findings)| findings)
+            .filter(|finding| finding.state == State::Fail)
+            .count()
+    }
+
+    /// Whether nothing else than a pair's route is in the way.
+    fn ready(&self) -> bool {
+        self.module
+            && self
+                .sections
+                .iter()
+                .filter(|(name, _)| matches!(*name, "kernel" | "module"))
+                .flat_map(|(_, findings)| findings)
+                .all(|finding| finding.state != State::Fail || finding.what == "udev")
+    }
+
+    /// The pairs that nothing in sight stands against.
+    fn direct(&self) -> impl Iterator<Item = &Pair> {
+        let ready = self.ready();
+        let fails = |address: PciAddress| {
+            let address = address.to_string();
+            self.sections
+                .iter()
+                .flat_map(|(_, findings)| findings)
+                .any(|finding| {
+                    finding.state == State::Fail && finding.object.as_ref() == Some(&address)
+                })
+        };
+        self.pairs
+            .iter()
+            .filter(move |pair| ready && pair.is_open() && !fails(pair.gpu) && !fails(pair.drive))
+    }
+}
+
+impl Answer for Platform {
+    fn usable(&self) -> Usable {
+        if self.direct().next().is_some() {
+            Usable::Direct
+        } else if self.gpus > 0 {
+            Usable::Fallback
+        } else {
+            Usable::No
+        }
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = String::new();
+        let sections = self
+            .sections
+            .iter()
+            .filter(|(_, findings)| !findings.is_empty());
+        for (name, findings) in sections {
+            text += &format!("{name}\n");
+            for finding in findings {
+                text += &finding.to_text();
+            }
+        }
+        if !self.pairs.is_empty() {
+            text += "GPU x drive\n";
+            for pair in &self.pairs {
+                text += &format!(
+                    "  {} x {}  {} (distance {})\n",
+                    pair.gpu, pair.drive, pair.route.way, pair.route.distance
+                );
+            }
+        }
+        let direct = self.direct().count();
+        text += &match self.usable() {
+            Usable::Direct => format!(
+                "verdict: direct for {direct} of {} pairs of GPU and drive (a forecast; a file's own: \
+                 vramio check FILE)\n",
+                self.pairs.len()
+            ),
+            Usable::Fallback => format!(
+                "verdict: through host memory only; {} things are in the way\n",
+                self.failures()
+            ),
+            Usable::No => "verdict: not usable, there is no GPU\n".to_owned(),
+        };
+        if let Some(topology) = &self.topology {
+            text += "PCI tree\n";
+            for function in topology.functions() {
+                text += &format!(
+                    "  {} below {}: {:04x}:{:04x} class {:06x}, driver {}\n",
+                    function.address,
+                    function
+                        .above
+                        .map_or_else(|| function.host.clone(), |above| above.to_string()),
+                    function.vendor,
+                    function.device,
+                    function.class,
+                    function.driver.as_deref().unwrap_or("none"),
+                );
+            }
+        }
+        text
+    }
+
+    fn to_json(&self) -> Value {
+        let sections: serde_json::Map<String, Value> = self
+            .sections
+            .iter()
+            .map(|(name, findings)| ((*name).to_owned(), json!(findings)))
+            .collect();
+        let text = |ports: &[PciAddress]| -> Vec<String> {
+            ports.iter().map(ToString::to_string).collect()
+        };
+        let direct: Vec<_> = self.direct().map(|pair| (pair.gpu, pair.drive)).collect();
+        let pairs: Vec<Value> = self
+            .pairs
+            .iter()
+            .map(|pair| {
+                json!({
+                    "gpu": pair.gpu.to_string(),
+                    "drive": pair.drive.to_string(),
+                    "way": pair.route.way.to_string(),
+                    "distance": pair.route.distance,
+                    "redirected_by": text(&pair.route.redirected_by),
+                    "untold": text(&pair.route.untold),
+                    "direct": direct.contains(&(pair.gpu, pair.drive)),
+                })
+            })
+            .collect();
+        let mut object = json!({
+            "verdict": match self.usable() {
+                Usable::Direct => "direct",
+                Usable::Fallback => "fallback",
+                Usable::No => "no",
+            },
+            "findings": sections,
+            "pairs": pairs,
+        });
+        if let (Some(topology), Some(object)) = (&self.topology, object.as_object_mut()) {
+            object.insert("topology".to_owned(), topology.to_json());
+        }
+        object
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::tests::root;
+
+    /// A GPU and a drive below two ports of a switch, of which one redirects or can't be
+    /// read.
+    fn machine(redirect: &str, provider: bool) -> Topology {
+        let function = |address: &str, above: Option<&str>, class: &str, driver: &str| {
+            json!({
+                "address": address, "above": above, "host": "pci0000:00", "vendor": "0x1b36",
+                "device": "0x0001", "class": class, "driver": driver,
+            })
+        };
+        let mut functions = vec![
+            function("0000:00:01.0", None, "0x060400", "pcieport"),
+            function("0000:01:00.0", Some("0000:00:01.0"), "0x060400", "pcieport"),
+            function("0000:02:00.0", Some("0000:01:00.0"), "0x060400", "pcieport"),
+            function("0000:02:01.0", Some("0000:01:00.0"), "0x060400", "pcieport"),
+            function("0000:03:00.0", Some("0000:02:00.0"), "0x030200", "gpu"),
+            function("0000:04:00.0", Some("0000:02:01.0"), "0x010802", "nvme"),
+        ];
+        functions[2]["redirect"] = redirect.into();
+        functions[4]["provider"] = provider.into();
+        let description = json!({ "functions": functions });
+        Topology::from_json(&description.to_string()).expect("a topology")
+    }
+
+    fn platform(redirect: &str, provider: bool, module: bool) -> Platform {
+        let (_directory, root) = root(&[
+            ("/proc/kallsyms", "0 T pci_p2pdma_add_resource"),
+            (
+                "/sys/bus/pci/devices/0000:04:00.0/nvme/nvme0/nvme0n1/size",
+                "1",
+            ),
+        ]);
+        look(&root, &machine(redirect, provider), "7.3.4", module)
+    }
+
+    #[test]
+    fn a_fit_machine_is_direct() {
+        let platform = platform("off", true, true);
+        assert_eq!(platform.usable(), Usable::Direct);
+        let text = platform.to_text();
+        assert!(
+            text.contains("0000:03:00.0 x 0000:04:00.0  switch (distance 4)"),
+            "{text}"
+        );
+        assert!(text.contains("verdict: direct for 1 of 1 pairs"), "{text}");
+        let json = platform.to_json();
+        assert_eq!(json["verdict"], "direct");
+        assert_eq!(json["pairs"][0]["direct"], true);
+    }
+
+    #[test]
+    fn each_thing_in_the_way_leaves_the_fallback() {
+        for (redirect, provider, module, says) in [
+            (
+                "on",
+                true,
+                true,
+                "fix: boot with pci=disable_acs_redir=0000:02:00.0",
+            ),
+            ("off", false, true, "which offers no peer-to-peer memory"),
+            ("off", true, false, "through host memory only"),
+        ] {
+            let platform = platform(redirect, provider, module);
+            assert_eq!(platform.usable(), Usable::Fallback, "{says}");
+            let text = platform.to_text();
+            assert!(text.contains(says), "{text}");
+            assert_eq!(platform.to_json()["pairs"][0]["direct"], false);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said() {
+        let text = platform("unknown", true, true).to_text();
+        assert!(
+            text.contains("whether ACS of 0000:02:00.0 redirects can't be read"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn no_gpu_is_not_usable() {
+        let (_directory, root) = root(&[]);
+        let platform = look(&root, &Topology::default(), "7.3.4", true);
+        assert_eq!(platform.usable(), Usable::No);
+        assert!(platform
+            .to_text()
+            .ends_with("verdict: not usable, there is no GPU\n"));
+    }
+}
