@@ -238,13 +238,15 @@ pub enum Reason {
     Zfs = 274,
     /// The configuration forbids the direct path here.
     Denied = 275,
+    /// io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
+    NoIoUring = 280,
     /// The GPU may use old data after a drive's write, and its driver offers no flush.
-    WriteOrder = 280,
+    WriteOrder = 290,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 114] = [
+    pub const ALL: [Reason; 115] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -358,6 +360,7 @@ impl Reason {
         Reason::Smb,
         Reason::Zfs,
         Reason::Denied,
+        Reason::NoIoUring,
         Reason::WriteOrder,
     ];
 
@@ -947,6 +950,11 @@ impl Reason {
                 "denied",
                 "the configuration forbids the direct path here",
                 "take the entry off the deny list",
+            ),
+            Reason::NoIoUring => (
+                "no-io-uring",
+                "io_uring can't be used: system calls that wait do the same, with fewer requests at the drive",
+                "set kernel.io_uring_disabled to 0, and let the container's seccomp profile allow io_uring",
             ),
             Reason::WriteOrder => (
                 "write-order",

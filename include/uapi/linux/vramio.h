@@ -396,9 +396,13 @@ enum vramio_reason {
 	/* The configuration forbids the direct path here. */
 	VRAMIO_REASON_DENIED = 275,
 	/*
+	 * io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
+	 */
+	VRAMIO_REASON_NO_IO_URING = 280,
+	/*
 	 * The GPU may use old data after a drive's write, and its driver offers no flush.
 	 */
-	VRAMIO_REASON_WRITE_ORDER = 280,
+	VRAMIO_REASON_WRITE_ORDER = 290,
 };
 
 /* What the module is and where its limits lie. */

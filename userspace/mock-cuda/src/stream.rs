@@ -42,8 +42,10 @@ pub(crate) struct Stream {
 impl Stream {
     fn start(ctx: usize) -> Self {
         let (work, posted) = channel::<Work>();
-        // It ends when the stream is dropped.
-        thread::spawn(move || {
+        // It ends when the stream is dropped. Without a name it has that of the thread
+        // that makes it.
+        let thread = thread::Builder::new().name("mock-cuda".to_owned());
+        let started = thread.spawn(move || {
             for work in posted {
                 match work {
                     Work::Copy(copy) => {
@@ -57,6 +59,8 @@ impl Stream {
                 }
             }
         });
+        // Without a thread, posting fails: the other end of the channel is gone.
+        drop(started);
         Stream { ctx, work }
     }
 
@@ -66,6 +70,11 @@ impl Stream {
             return Err(INVALID_CONTEXT);
         }
         self.work.send(work).map_err(|_| INVALID_HANDLE)
+    }
+
+    /// The context that it belongs to.
+    pub(crate) fn ctx(&self) -> *mut c_void {
+        pointer(self.ctx)
     }
 
     pub(crate) fn synchronize(&self) -> Done {

@@ -31,7 +31,7 @@ pub(crate) struct Inner {
     owner: Owner,
     pub(crate) kmod: Result<Kmod, Error>,
     pub(crate) compat: Compat,
-    pub(crate) stats: Box<Counters>,
+    pub(crate) stats: Arc<Counters>,
 }
 
 impl Context {
@@ -62,13 +62,14 @@ impl Context {
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
         };
+        let stats: Arc<Counters> = Counters::new().into();
         Ok(Context {
             inner: Arc::new(Inner {
-                compat: Compat::new(&config),
+                compat: Compat::new(&config, stats.clone()),
                 config,
                 owner: Owner::current(),
                 kmod,
-                stats: Counters::new(),
+                stats,
             }),
         })
     }

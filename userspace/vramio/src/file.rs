@@ -64,6 +64,8 @@ pub(crate) struct Target {
     no_direct: AtomicBool,
     /// cachestat(2) is not there, or not for this file.
     pub(crate) no_cachestat: AtomicBool,
+    /// Neither does mincore(2) tell what is in the page cache.
+    pub(crate) no_mincore: AtomicBool,
     /// RWF_NOWAIT is not there for this file.
     pub(crate) no_nowait: AtomicBool,
     /// The last small read was in the page cache.
@@ -171,6 +173,7 @@ impl File {
                 direct: OnceLock::new(),
                 no_direct: AtomicBool::new(false),
                 no_cachestat: AtomicBool::new(false),
+                no_mincore: AtomicBool::new(false),
                 no_nowait: AtomicBool::new(false),
                 likely_cached: AtomicBool::new(false),
                 warned: Mutex::new(HashSet::new()),

@@ -69,6 +69,7 @@ mod policy;
 mod process;
 pub mod stats;
 mod submit;
+mod sync;
 pub mod topology;
 mod transfer;
 mod workers;

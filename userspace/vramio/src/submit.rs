@@ -2,18 +2,18 @@
 
 //! Requests that run while the caller does something else.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::task::{Context as TaskContext, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
 
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::file::File;
 use crate::memory::GpuBuffer;
 use crate::outcome::{Direction, Outcome};
+use crate::sync::{Finish, Queue};
 use crate::transfer::Options;
 use crate::workers::{Task, Workers};
 
@@ -41,9 +41,9 @@ impl Submission {
     /// Starts the request. It runs in a thread of this crate; as many run at the same
     /// time as the process has cores, the others wait for their turn.
     pub fn submit(self) -> Pending {
-        let shared = Arc::new(Shared::default());
-        let cancel = self.start(Sink::One(shared.clone()));
-        Pending { shared, cancel }
+        let finish = Arc::new(Finish::new());
+        let cancel = self.start(Sink::One(finish.clone()));
+        Pending { finish, cancel }
     }
 
     fn start(mut self, sink: Sink) -> Cancel {
@@ -80,8 +80,8 @@ struct Running {
 }
 
 enum Sink {
-    One(Arc<Shared>),
-    Batch(Arc<Completions>, u64),
+    One(Arc<Finish<Result<Outcome, Error>>>),
+    Batch(Arc<Queue<Completion>>, u64),
 }
 
 impl Task for Running {
@@ -90,52 +90,9 @@ impl Task for Running {
     fn run(self: Arc<Self>) {
         let result = self.submission.carry_out();
         match &self.sink {
-            Sink::One(shared) => shared.finish(result),
-            Sink::Batch(completions, tag) => completions.push(*tag, result),
+            Sink::One(finish) => finish.set(result),
+            Sink::Batch(completions, tag) => completions.push(Completion { tag: *tag, result }),
         }
-    }
-}
-
-/// The result of one request.
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    done: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    result: Option<Result<Outcome, Error>>,
-    finished: bool,
-    waker: Option<Waker>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    fn finish(&self, result: Result<Outcome, Error>) {
-        let mut state = lock(&self.state);
-        state.result = Some(result);
-        state.finished = true;
-        let waker = state.waker.take();
-        self.done.notify_all();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn wait(&self) -> MutexGuard<'_, State> {
-        let mut state = lock(&self.state);
-        while !state.finished {
-            state = self
-                .done
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        state
     }
 }
 
@@ -146,14 +103,14 @@ impl Shared {
 #[derive(Debug)]
 #[must_use = "a request that is dropped is called off"]
 pub struct Pending {
-    shared: Arc<Shared>,
+    finish: Arc<Finish<Result<Outcome, Error>>>,
     cancel: Cancel,
 }
 
 impl Pending {
     /// Whether it has ended.
     pub fn is_done(&self) -> bool {
-        lock(&self.shared.state).finished
+        self.finish.is_set()
     }
 
     /// Calls it off. It still has to be waited for.
@@ -167,9 +124,8 @@ impl Pending {
     ///
     /// As [`File::read_at`].
     pub fn wait(self) -> Result<Outcome, Error> {
-        let result = self.shared.wait().result.take();
-        // It was awaited before, which takes the result.
-        result.unwrap_or_else(|| Ok(Outcome::default()))
+        // Without one it was awaited before, which takes the result.
+        self.finish.take().unwrap_or_else(|| Ok(Outcome::default()))
     }
 }
 
@@ -178,17 +134,9 @@ impl Future for Pending {
     type Output = Result<Outcome, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let mut state = lock(&self.shared.state);
-        if !state.finished {
-            state.waker = Some(context.waker().clone());
-            return Poll::Pending;
-        }
-        Poll::Ready(
-            state
-                .result
-                .take()
-                .unwrap_or_else(|| Ok(Outcome::default())),
-        )
+        self.finish
+            .poll(context.waker())
+            .map(|result| result.unwrap_or_else(|| Ok(Outcome::default())))
     }
 }
 
@@ -196,7 +144,7 @@ impl Drop for Pending {
     fn drop(&mut self) {
         if !self.is_done() {
             self.cancel.cancel();
-            drop(self.shared.wait());
+            self.finish.wait();
         }
     }
 }
@@ -204,24 +152,20 @@ impl Drop for Pending {
 /// Requests that complete in any order, each with a tag of the caller's.
 ///
 /// Dropping it calls off what is under way, and waits for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Batch {
-    completions: Arc<Completions>,
+    completions: Arc<Queue<Completion>>,
     cancels: Vec<(u64, Cancel)>,
     open: usize,
 }
 
-/// What completed and was not fetched.
-#[derive(Debug, Default)]
-struct Completions {
-    done: Mutex<VecDeque<Completion>>,
-    more: Condvar,
-}
-
-impl Completions {
-    fn push(&self, tag: u64, result: Result<Outcome, Error>) {
-        lock(&self.done).push_back(Completion { tag, result });
-        self.more.notify_all();
+impl Default for Batch {
+    fn default() -> Self {
+        Batch {
+            completions: Arc::new(Queue::new()),
+            cancels: Vec::new(),
+            open: 0,
+        }
     }
 }
 
@@ -264,25 +208,7 @@ impl Batch {
     /// over, and gives all that are. No more are waited for than are open.
     pub fn wait(&mut self, least: usize, timeout: Option<Duration>) -> Vec<Completion> {
         let least = least.min(self.open);
-        let end = timeout.map(|timeout| Instant::now() + timeout);
-        let mut done = lock(&self.completions.done);
-        while done.len() < least {
-            let more = &self.completions.more;
-            done = match end {
-                None => more.wait(done).unwrap_or_else(PoisonError::into_inner),
-                Some(end) => {
-                    let rest = end.saturating_duration_since(Instant::now());
-                    if rest.is_zero() {
-                        break;
-                    }
-                    more.wait_timeout(done, rest)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
-            };
-        }
-        let fetched: Vec<Completion> = done.drain(..).collect();
-        drop(done);
+        let fetched = self.completions.fetch(least, timeout);
         self.open -= fetched.len();
         if self.open == 0 {
             self.cancels.clear();

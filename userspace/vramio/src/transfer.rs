@@ -50,15 +50,8 @@ impl File {
         buffer_offset: u64,
         len: u64,
     ) -> Result<Outcome, Error> {
-        let options = Options::default();
-        self.transfer(
-            Direction::Read,
-            buffer,
-            file_offset,
-            buffer_offset,
-            len,
-            &options,
-        )
+        let (from, to) = (file_offset, buffer_offset);
+        self.transfer(Direction::Read, buffer, from, to, len, &Options::default())
     }
 
     /// Writes `len` bytes of the buffer from `buffer_offset` on into the file at
@@ -76,15 +69,8 @@ impl File {
         buffer_offset: u64,
         len: u64,
     ) -> Result<Outcome, Error> {
-        let options = Options::default();
-        self.transfer(
-            Direction::Write,
-            buffer,
-            file_offset,
-            buffer_offset,
-            len,
-            &options,
-        )
+        let (to, from) = (file_offset, buffer_offset);
+        self.transfer(Direction::Write, buffer, to, from, len, &Options::default())
     }
 
     /// [`read_at`](Self::read_at) or [`write_at`](Self::write_at), with options.
@@ -227,6 +213,9 @@ impl File {
                 explain(&mut outcome, refusal.reason());
                 return Ok(outcome);
             }
+        }
+        if direct.is_ok() {
+            job.wait_for_stream()?;
         }
         let stat = self.target.stat();
         let size = if self.target.block {

@@ -3,14 +3,14 @@
 //! The threads that help with large requests and carry out asynchronous ones: one set
 //! for the process, no more than it has cores.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::SigSet;
 
 use crate::process::Owner;
+use crate::sync::Tasks;
 
 /// What a worker can do.
 pub(crate) trait Task: Send + Sync {
@@ -24,15 +24,7 @@ pub(crate) trait Task: Send + Sync {
 /// The threads.
 pub(crate) struct Workers {
     owner: Owner,
-    size: usize,
-    queue: Mutex<Queue>,
-    posted: Condvar,
-}
-
-struct Queue {
-    tasks: VecDeque<Arc<dyn Task>>,
-    idle: usize,
-    threads: usize,
+    tasks: Tasks<Arc<dyn Task>>,
 }
 
 impl Workers {
@@ -62,30 +54,14 @@ impl Workers {
     fn new(size: usize) -> Self {
         Workers {
             owner: Owner::current(),
-            size,
-            queue: Mutex::new(Queue {
-                tasks: VecDeque::new(),
-                idle: 0,
-                threads: 0,
-            }),
-            posted: Condvar::new(),
+            tasks: Tasks::new(size),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Posts a task for up to `times` workers to run. Says whether there is, or will
     /// be, a thread to run it.
     pub(crate) fn post(&'static self, task: &Arc<dyn Task>, times: usize) -> bool {
-        let mut queue = self.lock();
-        for _ in 0..times {
-            queue.tasks.push_back(task.clone());
-        }
-        let wanted = queue.tasks.len().saturating_sub(queue.idle);
-        let room = self.size - queue.threads;
-        for _ in 0..wanted.min(room) {
+        self.tasks.post(task, times, || {
             // Signals are for the program's own threads.
             let mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK);
             let started = thread::Builder::new()
@@ -94,45 +70,18 @@ impl Workers {
             if let Ok(mask) = mask {
                 let _ = mask.thread_set_mask();
             }
-            if started.is_err() {
-                break;
-            }
-            queue.threads += 1;
-        }
-        let any = queue.threads > 0;
-        drop(queue);
-        if times == 1 {
-            self.posted.notify_one();
-        } else {
-            self.posted.notify_all();
-        }
-        any
+            started.is_ok()
+        })
     }
 
     /// Takes back what no worker has begun. Says how many there were.
     pub(crate) fn withdraw(&self, task: &Arc<dyn Task>) -> usize {
-        let mut queue = self.lock();
-        let before = queue.tasks.len();
-        queue.tasks.retain(|posted| !Arc::ptr_eq(posted, task));
-        before - queue.tasks.len()
+        self.tasks.withdraw(|posted| Arc::ptr_eq(posted, task))
     }
 
-    fn work(&self) {
-        let mut queue = self.lock();
+    fn work(&self) -> ! {
         loop {
-            if let Some(task) = queue.tasks.pop_front() {
-                task.enter();
-                drop(queue);
-                task.run();
-                queue = self.lock();
-                continue;
-            }
-            queue.idle += 1;
-            queue = self
-                .posted
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
-            queue.idle -= 1;
+            self.tasks.next(|task| task.enter()).run();
         }
     }
 }
@@ -173,6 +122,6 @@ mod tests {
         while count.done.load(SeqCst) < entered {
             thread::sleep(Duration::from_millis(1));
         }
-        assert!(workers.lock().threads <= 3);
+        assert!(workers.tasks.threads() <= 3);
     }
 }

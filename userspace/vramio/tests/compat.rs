@@ -544,11 +544,15 @@ fn a_cancelled_request_has_an_exact_count() {
         cancel: Some(cancel.clone()),
         ..Options::default()
     };
+    let copies = mock().calls("cuMemcpyHtoDAsync_v2");
     mock().delay(3000);
     let outcome = std::thread::scope(|scope| {
         let request =
             scope.spawn(|| file.transfer(Direction::Read, &vram.buffer, 0, 0, size, &options));
-        std::thread::sleep(Duration::from_millis(40));
+        // It has begun, and has far to go.
+        while mock().calls("cuMemcpyHtoDAsync_v2") < copies + 3 {
+            std::thread::yield_now();
+        }
         cancel.cancel();
         request.join().expect("no panic").expect("it had begun")
     });
@@ -596,6 +600,58 @@ fn a_child_of_fork_is_refused_and_the_parent_goes_on() {
     let outcome = file.read_at(&vram.buffer, 0, 0, 4 * MIB).expect("it reads");
     assert_eq!(outcome.bytes, 4 * MIB);
     assert!(vram.content() == data);
+}
+
+/// A child that is made while a request is under way, and what it does with its copies,
+/// disturbs neither the drive's nor the copy engine's part of it.
+#[test]
+fn a_fork_does_not_disturb_a_request_under_way() {
+    let _alone = alone();
+    let dir = directory();
+    let context = context(|config| {
+        config.threads = 2;
+        config.slab_bytes = 256 << 10;
+    });
+    let size = 8 * MIB;
+    let data = content(19, 0, size as usize);
+    let std = make(&path(&dir), &data);
+    let file = open(&context, &path(&dir));
+    for round in 0..3 {
+        evict(&std, 0, 0);
+        let vram = Vram::new(&context, size);
+        let copies = mock().calls("cuMemcpyHtoDAsync_v2");
+        mock().delay(3000);
+        let outcome = std::thread::scope(|scope| {
+            let request = scope.spawn(|| file.read_at(&vram.buffer, 0, 0, size));
+            while mock().calls("cuMemcpyHtoDAsync_v2") < copies + 2 + 3 * round {
+                std::thread::yield_now();
+            }
+            // SAFETY: As above.
+            match unsafe { nix::unistd::fork() }.expect("fork") {
+                nix::unistd::ForkResult::Child => {
+                    let refused = file
+                        .read_at(&vram.buffer, 0, 0, 4096)
+                        .is_err_and(|error| error.reason == Reason::ForeignProcess);
+                    // What the last copy of a context drops is dropped here, too.
+                    // SAFETY: Nothing uses them afterwards in this process.
+                    unsafe {
+                        std::ptr::drop_in_place(&raw const file as *mut File);
+                        std::ptr::drop_in_place(&raw const context as *mut vramio::Context);
+                        libc::_exit(if refused { 0 } else { 1 });
+                    }
+                }
+                nix::unistd::ForkResult::Parent { child } => {
+                    let status = nix::sys::wait::waitpid(child, None).expect("waitpid");
+                    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
+                }
+            }
+            request.join().expect("no panic").expect("it reads")
+        });
+        mock().delay(0);
+        assert_eq!(outcome.bytes, size);
+        assert!(vram.content() == data);
+    }
+    assert_eq!(mock().faults(), 0);
 }
 
 #[test]

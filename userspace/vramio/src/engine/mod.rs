@@ -11,7 +11,8 @@ use std::sync::Arc;
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::file::Target;
-use crate::memory::Memory;
+use crate::gpu::cuda;
+use crate::memory::{Kind, Memory};
 use crate::outcome::Outcome;
 use crate::plan::{Limits, Request};
 
@@ -30,13 +31,27 @@ impl Job {
     pub(crate) fn is_cancelled(&self) -> bool {
         self.cancel.as_ref().is_some_and(Cancel::is_cancelled)
     }
+
+    /// Waits for the caller's stream. For ways on which no stream of ours can follow it.
+    pub(crate) fn wait_for_stream(&self) -> Result<(), Error> {
+        let Some(stream) = self.after else {
+            return Ok(());
+        };
+        let ctx = match &self.memory.kind {
+            Kind::Cuda(memory) => Some(memory.ctx()),
+            Kind::Mapped(_) | Kind::Host(_) | Kind::DmaBuf { .. } => None,
+        };
+        // SAFETY: Whoever made the `Stream` promised that it is one of this context.
+        unsafe { cuda::wait_for(stream.handle(), ctx) }
+            .map_err(|fault| fault.into_error(self.request.direction.into(), self.memory.name()))
+    }
 }
 
 /// A CUDA stream (`cudaStream_t`, `CUstream`) of the caller, by address.
 ///
 /// Null is the default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream(pub(crate) usize);
+pub struct Stream(usize);
 
 impl Stream {
     /// The stream with this handle.
@@ -47,6 +62,10 @@ impl Stream {
     /// while requests name it.
     pub unsafe fn from_raw(handle: *mut std::ffi::c_void) -> Self {
         Stream(handle.expose_provenance())
+    }
+
+    pub(crate) fn handle(self) -> cudarc::driver::sys::CUstream {
+        std::ptr::with_exposed_provenance_mut(self.0)
     }
 }
 

@@ -157,6 +157,11 @@ pub fn make(path: &Path, data: &[u8]) -> StdFile {
 /// Drops a range of a file from the page cache; all of it if `len` is 0.
 pub fn evict(file: &StdFile, offset: u64, len: u64) {
     file.sync_all().expect("it is synced");
+    drop_clean(file, offset, len);
+}
+
+/// Drops what is in the page cache and on the drive as well.
+pub fn drop_clean(file: &StdFile, offset: u64, len: u64) {
     // SAFETY: The call takes no memory.
     let result = unsafe {
         libc::posix_fadvise(

@@ -2,10 +2,12 @@
 
 //! Which parts of a file are in the page cache.
 
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
+use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 
 use crate::file::Target;
 
@@ -53,18 +55,28 @@ pub(super) fn residency(
     offset: u64,
     len: u64,
 ) -> Residency {
-    if target.no_cachestat.load(Relaxed) {
-        return Residency::Unknown;
-    }
-    let count = |offset: u64, len: u64| match cachestat(cached, offset, len) {
-        Ok(pages) => Some(pages),
-        Err(errno) => {
-            // Not there, not this file system's, or not for a file of somebody else.
-            if matches!(errno, Errno::ENOSYS | Errno::EOPNOTSUPP | Errno::EPERM) {
-                target.no_cachestat.store(true, Relaxed);
+    let count = |offset: u64, len: u64| {
+        if !target.no_cachestat.load(Relaxed) {
+            match cachestat(cached, offset, len) {
+                Ok(pages) => return Some(pages),
+                // Before Linux 6.5.
+                Err(Errno::ENOSYS) => target.no_cachestat.store(true, Relaxed),
+                // Not for this file system, or not for a file of somebody else: then
+                // mincore says nothing, either.
+                Err(Errno::EOPNOTSUPP | Errno::EPERM) => {
+                    target.no_cachestat.store(true, Relaxed);
+                    target.no_mincore.store(true, Relaxed);
+                    return None;
+                }
+                Err(_) => return None,
             }
-            None
         }
+        if target.no_mincore.load(Relaxed) {
+            return None;
+        }
+        let pages = mincore(cached, offset, len);
+        target.no_mincore.store(pages.is_err(), Relaxed);
+        pages.ok()
     };
     divide(offset, len, count)
 }
@@ -116,6 +128,37 @@ fn cachestat(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
     Errno::result(result).map(|_| stat.nr_cache)
 }
 
+/// As [`cachestat`], through a mapping.
+fn mincore(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
+    let begin = offset - offset % PAGE;
+    let pages = pages_of(offset, len);
+    let len = usize::try_from(pages * PAGE)
+        .ok()
+        .and_then(NonZeroUsize::new)
+        .ok_or(Errno::EINVAL)?;
+    let begin = libc::off_t::try_from(begin).map_err(|_| Errno::EOVERFLOW)?;
+    let mut resident = vec![0u8; pages as usize];
+    // SAFETY: Without an address and MAP_FIXED, the kernel takes a range that nothing
+    // uses; it is never looked at.
+    let start = unsafe {
+        mmap(
+            None,
+            len,
+            ProtFlags::PROT_READ,
+            MapFlags::MAP_SHARED,
+            fd,
+            begin,
+        )
+    }?;
+    // SAFETY: The kernel writes a byte for each page of the mapping.
+    let result = unsafe { libc::mincore(start.as_ptr(), len.get(), resident.as_mut_ptr()) };
+    let result = Errno::result(result);
+    // SAFETY: The range was mapped above, and nothing else uses it.
+    let _ = unsafe { munmap(start, len.get()) };
+    result?;
+    Ok(resident.iter().filter(|page| **page & 1 == 1).count() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -149,6 +192,43 @@ mod tests {
                 }
                 Residency::Cold(n) => prop_assert!(n > 0 && n <= len),
                 Residency::Unknown => prop_assert!(false),
+            }
+        }
+    }
+
+    /// What the kernel says by either call is what lies in its cache.
+    #[test]
+    fn cachestat_and_mincore_agree() {
+        use std::io::Write;
+        use std::os::fd::AsFd;
+        use std::os::unix::fs::FileExt;
+
+        use nix::fcntl::PosixFadviseAdvice;
+
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).expect("a file");
+        file.write_all(&vec![1; 40 * 4096 + 5])
+            .expect("it is written");
+        file.sync_all().expect("it is synced");
+        let fd = file.as_fd();
+        let advise = |advice| nix::fcntl::posix_fadvise(fd, 0, 0, advice).expect("advice");
+        advise(PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        // A file system in memory keeps all.
+        let emptied = mincore(fd, 0, 41 * 4096) == Ok(0);
+        // Page by page: what a longer read brings in is the kernel's to choose.
+        advise(PosixFadviseAdvice::POSIX_FADV_RANDOM);
+        for page in (0..8).chain(24..41) {
+            file.read_exact_at(&mut [0], page * 4096).expect("a page");
+        }
+        assert_eq!(mincore(fd, 0, 41 * 4096), Ok(if emptied { 25 } else { 41 }));
+        for (offset, len) in [
+            (0, 41 * 4096),
+            (4095, 2),
+            (7 * 4096, 5000),
+            (30 * 4096, 4096),
+        ] {
+            match cachestat(fd, offset, len) {
+                Ok(pages) => assert_eq!(mincore(fd, offset, len), Ok(pages), "{offset} {len}"),
+                Err(errno) => assert_eq!(errno, Errno::ENOSYS),
             }
         }
     }

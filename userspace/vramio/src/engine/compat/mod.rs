@@ -5,15 +5,19 @@
 //!
 //! A request is cut into pieces. The caller's thread takes one after the other; for a
 //! large request worker threads take pieces, too. Each thread has one staging buffer in
-//! [`SLOTS`] slots, so that it fills one slot while the copy engine empties the others.
-//! The caller never depends on a worker: without one it takes all pieces itself.
+//! [`SLOTS`] slots: the drive fills some by io_uring, while the thread copies from the
+//! page cache into another and the copy engine empties the rest. The caller never depends
+//! on a worker, nor on io_uring: without them it takes all pieces itself, and waits for
+//! each.
 
 mod cache;
 mod pool;
 mod read;
+mod ring;
 mod run;
 mod write;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -26,6 +30,7 @@ use crate::gpu::cuda::SLOTS;
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
+use crate::stats::Counters;
 use pool::{NoSlab, Pool};
 use run::Run;
 
@@ -40,10 +45,11 @@ pub(crate) struct Compat {
     split: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
+    stats: Arc<Counters>,
 }
 
 impl Compat {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, stats: Arc<Counters>) -> Self {
         Compat {
             pool: Arc::new(Pool::new(
                 config.slab_bytes,
@@ -53,6 +59,7 @@ impl Compat {
             threads: config.threads,
             split: config.split_bytes,
             slot: (config.slab_bytes / SLOTS) as u64,
+            stats,
         }
     }
 
@@ -62,6 +69,7 @@ impl Compat {
         let len = usize::try_from(job.request.len)
             .map_err(|_| error(job, Errno::EOVERFLOW).with_reason(Reason::Overflow))?;
         if let Some(start) = job.memory.mapped() {
+            job.wait_for_stream()?;
             // SAFETY: The request lies inside the memory, which stays as long as the
             // job, and nothing else uses this part of it meanwhile.
             unsafe { start.wrapping_add(at as usize).write_bytes(0, len) };
@@ -79,6 +87,10 @@ impl Compat {
             return Err(error(job, Errno::ENOMEM));
         };
         let lane = slab.lane(memory.ctx()).map_err(fault)?;
+        if let Some(stream) = job.after {
+            // SAFETY: Whoever made the `Stream` promised that it is one of this context.
+            unsafe { lane.follow(stream.handle()) }.map_err(fault)?;
+        }
         lane.zero(memory.address() + at, len)
             .and_then(|()| lane.finish())
             .map_err(fault)
@@ -91,6 +103,20 @@ impl Compat {
                 .with_driver(self.pool.limits()),
             NoSlab::Memory(errno) => error(job, errno).with_reason(Reason::NoMemory),
         })
+    }
+
+    /// Counts what a request had to do without.
+    fn account(&self, job: &Job, run: &Run) {
+        for (lacked, reason) in [
+            (&run.no_ring, Reason::NoIoUring),
+            (&run.no_second_fd, Reason::NoSecondFd),
+        ] {
+            if lacked.load(Relaxed) {
+                for counters in [&*self.stats, job.memory.counters] {
+                    counters.count(job.request.direction, reason.into());
+                }
+            }
+        }
     }
 
     /// How many threads, and how long their pieces are.
@@ -121,14 +147,19 @@ impl Engine for Compat {
 
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         self.offer(job)?;
+        if job.memory.mapped().is_some() {
+            job.wait_for_stream()?;
+        }
         let (mut threads, piece) = self.division(job.request.len);
-        if job.request.direction == Direction::Write && threads > 1 {
+        let mut ordered = false;
+        if job.request.direction == Direction::Write && job.request.len > piece {
             // Beyond the end of the file pieces are written in order, so that a failure
             // leaves no gap behind what is reported.
             let size = job.target.size().map_err(|errno| error(job, errno))?;
-            if job.request.file_offset + job.request.len > size {
-                threads = 1;
-            }
+            ordered = job.request.file_offset + job.request.len > size;
+        }
+        if ordered {
+            threads = 1;
         }
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
@@ -139,7 +170,16 @@ impl Engine for Compat {
         } else {
             Some(self.take(job)?)
         };
-        Run::new(job.clone(), self.pool.clone(), piece).carry_out(lease, threads)
+        let run = Run::new(job.clone(), self.pool.clone(), piece, ordered);
+        if threads == 1 {
+            let result = run.alone(lease);
+            self.account(job, &run);
+            return result;
+        }
+        let run = Arc::new(run);
+        let result = run.clone().together(lease, threads - 1);
+        self.account(job, &run);
+        result
     }
 }
 
@@ -165,10 +205,11 @@ mod tests {
 
     #[test]
     fn small_requests_stay_in_the_callers_thread() {
-        let compat = Compat::new(&Config {
+        let config = Config {
             threads: 8,
             ..Config::default()
-        });
+        };
+        let compat = Compat::new(&config, Counters::new().into());
         assert_eq!(compat.division(0), (1, 2 << 20));
         assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
         assert_eq!(compat.division(2 << 20), (8, 256 << 10));

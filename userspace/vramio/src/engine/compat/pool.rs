@@ -5,32 +5,23 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::mman::{madvise, mmap_anonymous, munmap, MapFlags, MmapAdvise, ProtFlags};
 
+use super::ring::Ring;
 use crate::gpu::cuda::{self, Ctx, Fault, Lane};
 use crate::process::Owner;
+use crate::sync::{Stock, Taken};
 
 /// Staging buffers, made when they are needed, up to a limit.
 #[derive(Debug)]
 pub(crate) struct Pool {
     slab_bytes: usize,
-    limit: usize,
     wait: Duration,
-    state: Mutex<State>,
-    returned: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    /// The one used last comes first: its memory is warm.
-    free: Vec<Slab>,
-    made: usize,
-    /// Those who wait. Waking nobody would be a system call, too.
-    waiting: usize,
+    slabs: Stock<Slab>,
 }
 
 /// No staging buffer could be had.
@@ -46,98 +37,44 @@ impl Pool {
     pub(crate) fn new(slab_bytes: usize, total_bytes: usize, wait: Duration) -> Self {
         Pool {
             slab_bytes,
-            limit: total_bytes / slab_bytes,
             wait,
-            state: Mutex::new(State {
-                free: Vec::new(),
-                made: 0,
-                waiting: 0,
-            }),
-            returned: Condvar::new(),
+            slabs: Stock::new(total_bytes / slab_bytes),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A staging buffer, if one is free or may be made.
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<Lease> {
-        let guard = self.lock();
-        self.take_now(guard).and_then(Result::ok)
+        self.slabs
+            .try_take()
+            .and_then(|taken| self.lease(taken).ok())
     }
 
     /// A staging buffer. Waits for one, for a bounded time.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Lease, NoSlab> {
-        let end = Instant::now() + self.wait;
-        let mut guard = self.lock();
-        loop {
-            if !guard.free.is_empty() || guard.made < self.limit {
-                if let Some(result) = self.take_now(guard) {
-                    return result;
-                }
-                guard = self.lock();
-                continue;
-            }
-            let rest = end.saturating_duration_since(Instant::now());
-            if rest.is_zero() {
-                return Err(NoSlab::Exhausted);
-            }
-            guard.waiting += 1;
-            guard = self
-                .returned
-                .wait_timeout(guard, rest)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            guard.waiting -= 1;
+        match self.slabs.take(self.wait) {
+            Some(taken) => self.lease(taken).map_err(NoSlab::Memory),
+            None => Err(NoSlab::Exhausted),
         }
     }
 
-    fn take_now(
-        self: &Arc<Self>,
-        mut guard: MutexGuard<'_, State>,
-    ) -> Option<Result<Lease, NoSlab>> {
-        let slab = match guard.free.pop() {
-            Some(slab) => Ok(slab),
-            None if guard.made < self.limit => {
-                guard.made += 1;
-                drop(guard);
-                // Mapping takes a while; others need not wait for it.
-                Slab::new(self.slab_bytes)
-            }
-            None => return None,
+    fn lease(self: &Arc<Self>, taken: Taken<Slab>) -> Result<Lease, Errno> {
+        let slab = match taken {
+            Taken::Made(slab) => slab,
+            Taken::ToMake => Slab::new(self.slab_bytes).inspect_err(|_| self.slabs.unmade())?,
         };
-        Some(match slab {
-            Ok(slab) => Ok(Lease {
-                slab: Some(slab),
-                pool: self.clone(),
-            }),
-            Err(errno) => {
-                let mut guard = self.lock();
-                guard.made -= 1;
-                self.wake(&guard);
-                Err(NoSlab::Memory(errno))
-            }
+        Ok(Lease {
+            slab: Some(slab),
+            pool: self.clone(),
         })
-    }
-
-    fn put(&self, slab: Slab) {
-        let mut guard = self.lock();
-        guard.free.push(slab);
-        self.wake(&guard);
-    }
-
-    fn wake(&self, state: &State) {
-        if state.waiting > 0 {
-            self.returned.notify_one();
-        }
     }
 
     /// What to say where it is exhausted.
     pub(crate) fn limits(&self) -> String {
         format!(
             "{} staging buffers of {} bytes (staging_bytes), none for {:?} (staging_wait)",
-            self.limit, self.slab_bytes, self.wait
+            self.slabs.limit(),
+            self.slab_bytes,
+            self.wait
         )
     }
 }
@@ -166,9 +103,15 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(slab) = self.slab.take() {
-            self.pool.put(slab);
+        let Some(mut slab) = self.slab.take() else {
+            return;
+        };
+        if slab.ring.as_mut().is_ok_and(|ring| !ring.quiesce()) {
+            // As `abandon`.
+            std::mem::forget(slab);
+            return;
         }
+        self.pool.slabs.put(slab);
     }
 }
 
@@ -183,6 +126,8 @@ pub(crate) struct Slab {
     pinned: Option<Ctx>,
     /// One for each CUDA context that used it.
     lanes: Vec<Lane>,
+    /// `ENOENT` before it is asked for; another errno says why there is none.
+    ring: Result<Ring, Errno>,
 }
 
 // SAFETY: The memory belongs to the value alone.
@@ -220,6 +165,7 @@ impl Slab {
             owner: Owner::current(),
             pinned: None,
             lanes: Vec::new(),
+            ring: Err(Errno::ENOENT),
         };
         // A child of fork does not get it: a copy on write would move pinned pages away
         // from the parent. Huge pages are only faster.
@@ -259,6 +205,19 @@ impl Slab {
             }
         };
         Ok(&mut self.lanes[index])
+    }
+
+    /// The ring for requests at the drive, which is made when it is first asked for.
+    pub(crate) fn ring(&mut self) -> Result<&mut Ring, Errno> {
+        let make = match &self.ring {
+            Ok(ring) => ring.is_stuck() && ring.is_idle(),
+            // That it is forbidden, or not there, does not change.
+            Err(errno) => !matches!(errno, Errno::EPERM | Errno::ENOSYS),
+        };
+        if make {
+            self.ring = Ring::new();
+        }
+        self.ring.as_mut().map_err(|errno| *errno)
     }
 
     /// After a failure: waits until no copy of a context uses the memory, and forgets the
@@ -309,9 +268,9 @@ mod tests {
         assert!(pool.limits().contains("2 staging buffers of 65536"));
         drop(first);
         let third = pool.take().expect("the first, again");
-        assert_eq!(pool.lock().made, 2);
+        assert_eq!(pool.slabs.count(), (0, 2));
         drop((second, third));
-        assert_eq!(pool.lock().free.len(), 2);
+        assert_eq!(pool.slabs.count(), (2, 2));
     }
 
     #[test]

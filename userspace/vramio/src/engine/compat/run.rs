@@ -2,19 +2,21 @@
 
 //! One request under way, and the threads that work on it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use vramio_abi::{Certainty, Path, Reason};
 
 use super::pool::{Lease, Pool};
+use super::ring::Ring;
 use super::{error, read, write};
 use crate::engine::Job;
 use crate::error::Error;
 use crate::gpu::cuda::{Entered, Fault, SLOTS};
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
+use crate::sync::Crew;
 use crate::workers::{Task, Workers};
 
 /// A request under way. Positions count from its start, in bytes.
@@ -28,7 +30,14 @@ pub(super) struct Run {
     /// No position from here on is of the result.
     end: AtomicU64,
     state: Mutex<State>,
-    left: Condvar,
+    /// Workers that are at it.
+    crew: Crew,
+    /// One part after the other, in the order of the file.
+    ordered: bool,
+    /// io_uring was wanted, and could not be had.
+    pub(super) no_ring: AtomicBool,
+    /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
+    pub(super) no_second_fd: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -37,8 +46,6 @@ struct State {
     moved: Vec<Moved>,
     /// The failure at the lowest position.
     failure: Option<(u64, Error)>,
-    /// Workers that are at it.
-    workers: usize,
 }
 
 /// Bytes that took one path.
@@ -57,46 +64,43 @@ pub(super) struct Piece {
 }
 
 impl Run {
-    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64) -> Arc<Self> {
+    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, ordered: bool) -> Self {
         let end = AtomicU64::new(job.request.len);
-        Arc::new(Run {
+        Run {
             job,
             pool,
             piece,
             next: AtomicU64::new(0),
             end,
             state: Mutex::new(State::default()),
-            left: Condvar::new(),
-        })
+            crew: Crew::default(),
+            ordered,
+            no_ring: AtomicBool::new(false),
+            no_second_fd: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Does it, with the caller's thread alone.
+    pub(super) fn alone(&self, lease: Option<Lease>) -> Result<Outcome, Error> {
+        self.participate(lease, Role::Caller);
+        self.result()
+    }
+
     /// Does it, with the caller's thread and workers besides.
-    pub(super) fn carry_out(
+    pub(super) fn together(
         self: Arc<Self>,
         lease: Option<Lease>,
-        threads: usize,
+        workers: usize,
     ) -> Result<Outcome, Error> {
-        if threads > 1 {
-            let workers = Workers::of_process();
-            let task: Arc<dyn Task> = self.clone();
-            workers.post(&task, threads - 1);
-            self.participate(lease, Role::Caller);
-            workers.withdraw(&task);
-            let mut state = self.lock();
-            while state.workers > 0 {
-                state = self
-                    .left
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            }
-            drop(state);
-        } else {
-            self.participate(lease, Role::Caller);
-        }
+        let task: Arc<dyn Task> = self.clone();
+        Workers::of_process().post(&task, workers);
+        self.participate(lease, Role::Caller);
+        Workers::of_process().withdraw(&task);
+        self.crew.wait();
         self.result()
     }
 
@@ -202,23 +206,13 @@ impl Run {
     }
 }
 
-/// A worker that leaves, also by a panic.
-struct Leaving<'a>(&'a Run);
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.0.lock().workers -= 1;
-        self.0.left.notify_all();
-    }
-}
-
 impl Task for Run {
     fn enter(&self) {
-        self.lock().workers += 1;
+        self.crew.enter();
     }
 
     fn run(self: Arc<Self>) {
-        let _leaving = Leaving(&self);
+        let _member = self.crew.member();
         // Without a staging buffer the others do it.
         if let Some(lease) = self.pool.try_take() {
             self.participate(Some(lease), Role::Worker);
@@ -240,7 +234,12 @@ pub(super) struct Hand<'r> {
     moved: Vec<Moved>,
     /// The position that each slot's copy is for, until the copy is known to be done.
     open: [Option<u64>; SLOTS],
-    slot: usize,
+    /// The position that each slot is held for: at the drive, or on its way there.
+    held: [Option<u64>; SLOTS],
+    /// Where the search for a slot begins.
+    next: usize,
+    /// The slot of the last copy.
+    last: Option<usize>,
     /// Little enough for one slot: then copies need no marks, and are waited for awake.
     small: bool,
     // Dropped last: the context stays current until then.
@@ -257,7 +256,7 @@ impl<'r> Hand<'r> {
                 if let Some(stream) = run.job.after {
                     // SAFETY: Whoever made the `Stream` promised that it is one of this
                     // context.
-                    unsafe { lane.follow(std::ptr::with_exposed_provenance_mut(stream.0)) }?;
+                    unsafe { lane.follow(stream.handle()) }?;
                 }
             }
         }
@@ -266,17 +265,24 @@ impl<'r> Hand<'r> {
             lease,
             moved: Vec::new(),
             open: [None; SLOTS],
-            slot: 0,
+            held: [None; SLOTS],
+            next: 0,
+            last: None,
             small: run.job.request.len <= run.piece,
             entered,
         })
     }
 
-    /// The next slot, empty, for the position `at`. `None`: a copy failed, or there is no
-    /// staging buffer, which is noted.
+    /// An empty slot, which is held for the position `at`. `None`: a copy failed, or
+    /// there is no staging buffer, which is noted. The caller holds fewer than all.
     pub(super) fn slot(&mut self, at: u64) -> Option<Slot> {
-        let slot = self.slot;
-        if self.open[slot].is_some() && !self.settle(slot) {
+        let turn = (0..SLOTS).map(|step| (self.next + step) % SLOTS);
+        let free = |index: &usize| self.held[*index].is_none();
+        let index = turn
+            .clone()
+            .find(|index| free(index) && self.open[*index].is_none())
+            .or_else(|| turn.clone().find(free))?;
+        if !self.settle(index) {
             return None;
         }
         let Some(slab) = self.lease.as_mut().and_then(Lease::slab) else {
@@ -284,12 +290,59 @@ impl<'r> Hand<'r> {
             return None;
         };
         let len = slab.len() / SLOTS;
-        self.slot = (slot + 1) % SLOTS;
+        self.next = (index + 1) % SLOTS;
+        self.held[index] = Some(at);
         Some(Slot {
-            index: slot,
-            start: slab.at(slot * len),
+            index,
+            start: slab.at(index * len),
             len,
         })
+    }
+
+    /// The slot is no longer held.
+    pub(super) fn release(&mut self, slot: &Slot) {
+        self.held[slot.index] = None;
+    }
+
+    /// The ring for requests at the drive, if this request is worth one and there is one.
+    pub(super) fn ring(&mut self) -> Option<&mut Ring> {
+        if self.small || self.run.ordered {
+            return None;
+        }
+        let slab = self.lease.as_mut().and_then(Lease::slab)?;
+        match slab.ring() {
+            Ok(ring) if !ring.is_stuck() => Some(ring),
+            _ => {
+                self.run.no_ring.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Waits for the request of a slot at the drive: what came of it. `None`: that can't
+    /// be known, which is noted, and nobody may have the staging buffer any more.
+    pub(super) fn drive_says(&mut self, slot: &Slot, at: u64) -> Option<Result<usize, Errno>> {
+        let ring = self.lease.as_mut().and_then(Lease::slab);
+        let result = ring
+            .and_then(|slab| slab.ring().ok())
+            .and_then(|ring| ring.finish(slot.index));
+        if result.is_none() {
+            self.lose(at, error(&self.run.job, Errno::EIO));
+        }
+        result
+    }
+
+    /// Takes the staging buffer out of use for good, since the drive or the copy engine
+    /// may still use it. What is not known to be done counts as not done.
+    fn lose(&mut self, at: u64, error: Error) {
+        if let Some(lease) = self.lease.take() {
+            lease.abandon();
+        }
+        let under_way = self.open.iter().chain(&self.held).flatten();
+        let first = under_way.copied().chain([at]).min();
+        self.open = [None; SLOTS];
+        self.held = [None; SLOTS];
+        self.run.fail(first.unwrap_or(at), error);
     }
 
     /// Waits for the copy of a slot.
@@ -325,21 +378,23 @@ impl<'r> Hand<'r> {
             Err(fault) => {
                 // Copies may still be under way. Until they are over nobody else may have
                 // the staging buffer; where that can't be known, nobody ever.
-                let over = slab.quiesce(memory.ctx());
-                if let (false, Some(lease)) = (over, self.lease.take()) {
-                    lease.abandon();
+                let error = self.run.fault(fault);
+                if !slab.quiesce(memory.ctx()) {
+                    self.lose(at, error);
+                    return false;
                 }
                 let first = self.open.iter().flatten().copied().chain([at]).min();
                 self.open = [None; SLOTS];
-                self.run.fail(first.unwrap_or(at), self.run.fault(fault));
+                self.run.fail(first.unwrap_or(at), error);
                 false
             }
         }
     }
 
-    /// Copies from a slot into GPU memory, for the position `at`. The slot is in use
-    /// until it is settled.
+    /// Copies from a slot into GPU memory, for the position `at`. The slot, which is no
+    /// longer held, is in use until it is settled.
     pub(super) fn copy_in(&mut self, slot: &Slot, skip: usize, at: u64, len: usize) -> bool {
+        self.release(slot);
         let to = self.run.job.request.buffer_offset + at;
         let from = slot.start.wrapping_add(skip).cast_const();
         if let Some(start) = self.run.job.memory.mapped() {
@@ -359,6 +414,7 @@ impl<'r> Hand<'r> {
         let index = slot.index;
         let small = self.small;
         self.open[index] = Some(at);
+        self.last = Some(index);
         self.copied(at, |lane| {
             // SAFETY: The slab is pinned, and the slot is not used before `settle`.
             unsafe { lane.copy_in(to, from, len) }?;
@@ -391,6 +447,7 @@ impl<'r> Hand<'r> {
         let to = slot.start.wrapping_add(skip);
         let small = self.small;
         self.open[index] = Some(at);
+        self.last = Some(index);
         self.copied(at, |lane| {
             // SAFETY: The slab is pinned, and the slot is not used before `settle`.
             unsafe { lane.copy_out(to, from, len) }?;
@@ -413,11 +470,10 @@ impl<'r> Hand<'r> {
     /// Waits for all copies and hands in what moved.
     fn finish(mut self) {
         if let Some(at) = self.open.iter().flatten().min().copied() {
-            // Slots are used in turn, and their copies done in that order: the last one
-            // stands for all.
-            let last = (1..=SLOTS)
-                .map(|back| (self.slot + SLOTS - back) % SLOTS)
-                .find(|slot| self.open[*slot].is_some() && !self.small);
+            // Copies are done in their order: the last one stands for all.
+            let last = self
+                .last
+                .filter(|slot| self.open[*slot].is_some() && !self.small);
             self.copied(at, |lane| match last {
                 Some(last) => lane.wait(last),
                 None => lane.finish(),

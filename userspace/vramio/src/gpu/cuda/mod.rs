@@ -15,6 +15,7 @@ mod lane;
 mod order;
 mod pinned;
 mod pointer;
+mod stream;
 
 pub use alloc::CudaAlloc;
 pub use device::CudaGpu;
@@ -26,3 +27,4 @@ pub(crate) use driver::{driver, Fault};
 pub(crate) use lane::{Lane, SLOTS};
 pub(crate) use pinned::{pin, unpin};
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
+pub(crate) use stream::wait_for;
