@@ -16,6 +16,8 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The `vramio` tool.
     pub cli: PathBuf,
+    /// Makes requests of the crate.
+    pub requests: PathBuf,
 }
 
 /// What cargo says about something that it built.
@@ -42,6 +44,7 @@ pub fn build(checkout: &Path) -> Result<Programs> {
     Ok(Programs {
         agent: built.take("vramio-guest")?,
         cli: built.take("vramio")?,
+        requests: built.take("vramio-requests")?,
     })
 }
 

@@ -395,6 +395,22 @@ enum vramio_reason {
 	VRAMIO_REASON_ZFS = 274,
 	/* The configuration forbids the direct path here. */
 	VRAMIO_REASON_DENIED = 275,
+	/*
+	 * No program can do I/O on the mapping of this memory: the kernel knows no pages of it.
+	 */
+	VRAMIO_REASON_NO_PUBLIC_MAPPING = 280,
+	/* The kernel maps no P2PDMA memory into a process. */
+	VRAMIO_REASON_KERNEL_TOO_OLD = 281,
+	/* The PCI function is no P2PDMA provider. */
+	VRAMIO_REASON_NO_PROVIDER = 282,
+	/*
+	 * The kernel takes no peer-to-peer pages for this drive, or they can't reach it.
+	 */
+	VRAMIO_REASON_NO_PEER_ROUTE = 283,
+	/*
+	 * The request went by user mapping: the kernel keeps no account that says how.
+	 */
+	VRAMIO_REASON_NO_ACCOUNTS = 284,
 };
 
 /* What the module is and where its limits lie. */

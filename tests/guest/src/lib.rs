@@ -10,3 +10,4 @@
 pub mod file;
 pub mod pattern;
 pub mod protocol;
+pub mod requests;

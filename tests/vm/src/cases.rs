@@ -16,6 +16,7 @@ mod frame;
 mod fuzz;
 mod leaks;
 mod merge;
+mod p2pdma;
 mod platform;
 mod process;
 mod read;
@@ -51,6 +52,7 @@ pub fn all() -> Vec<Case> {
         cli::cases(),
         fuzz::cases(),
         merge::cases(),
+        p2pdma::cases(),
         platform::cases(),
         allocation::cases(),
         detect::cases(),

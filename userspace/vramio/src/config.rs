@@ -36,6 +36,23 @@ pub struct Config {
     pub split_bytes: u64,
     /// Take the direct path where there is one.
     pub direct: bool,
+    /// What moves the data on it.
+    pub direct_engine: DirectEngine,
+}
+
+/// What moves data on the direct path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DirectEngine {
+    /// The kernel module; where there is none, or where it has no room, the kernel's own
+    /// direct I/O, if it reaches the memory.
+    #[default]
+    Auto,
+    /// The kernel module alone.
+    Kmod,
+    /// The kernel's own direct I/O alone, which reaches memory of
+    /// [`gpu::p2pmem`](crate::gpu::p2pmem).
+    P2pdma,
 }
 
 impl Default for Config {
@@ -50,6 +67,7 @@ impl Default for Config {
             threads: cores.min(8),
             split_bytes: 2 << 20,
             direct: true,
+            direct_engine: DirectEngine::default(),
         }
     }
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use vramio_abi::Reason;
 
-use crate::config::Config;
+use crate::config::{Config, DirectEngine};
 use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
+use crate::engine::p2pdma::P2pdma;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
@@ -30,6 +31,8 @@ pub(crate) struct Inner {
     config: Config,
     owner: Owner,
     pub(crate) kmod: Result<Kmod, Error>,
+    /// `None` where the configuration forbids it.
+    pub(crate) p2pdma: Option<P2pdma>,
     pub(crate) compat: Compat,
     pub(crate) stats: Stats,
 }
@@ -54,17 +57,20 @@ impl Context {
     /// The configuration is contradictory.
     pub fn with_config(config: Config) -> Result<Self, Error> {
         config.check()?;
-        let kmod = if config.direct {
+        let may = |engine| config.direct && config.direct_engine != engine;
+        let kmod = if may(DirectEngine::P2pdma) {
             Kmod::open()
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
         };
+        let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
             inner: Arc::new(Inner {
                 compat: Compat::new(&config),
                 config,
                 owner: Owner::current(),
                 kmod,
+                p2pdma,
                 stats: Stats::new(),
             }),
         })

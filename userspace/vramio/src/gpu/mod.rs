@@ -3,7 +3,9 @@
 //! GPU memory, by vendor.
 
 pub mod cuda;
+mod mapping;
 pub mod mock;
+pub mod p2pmem;
 
 use std::fmt::Debug;
 
@@ -24,4 +26,10 @@ pub unsafe trait GpuMemory: Debug + Send + Sync {
 
     /// What it is, for error messages: the GPU and the place in its memory.
     fn description(&self) -> &str;
+
+    /// The provider, if the kernel itself has mapped all of it from there
+    /// (`p2pmem/allocate`): then direct I/O reaches it without the kernel module.
+    fn provider(&self) -> Option<&p2pmem::Provider> {
+        None
+    }
 }
