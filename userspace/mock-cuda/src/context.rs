@@ -4,6 +4,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::{gpu, switch, INVALID_CONTEXT};
@@ -33,7 +34,10 @@ fn lock() -> MutexGuard<'static, [State; MOST]> {
 }
 
 thread_local! {
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: functions that run at exit, after the thread's own destructors, call
+    /// the driver, too.
+    static STACK: RefCell<ManuallyDrop<Vec<usize>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 fn pointer(value: usize) -> *mut c_void {
@@ -89,8 +93,9 @@ pub(crate) fn release(number: c_int) -> Result<(), u32> {
 }
 
 pub(crate) fn current() -> *mut c_void {
-    STACK.with_borrow(|stack| {
+    STACK.with(|stack| {
         stack
+            .borrow()
             .last()
             .map_or(std::ptr::null_mut(), |ctx| pointer(*ctx))
     })
@@ -106,7 +111,8 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
     if !ctx.is_null() {
         id(ctx)?;
     }
-    STACK.with_borrow_mut(|stack| {
+    STACK.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         if !ctx.is_null() {
             stack.push(ctx.addr());
@@ -117,13 +123,13 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
 
 pub(crate) fn push(ctx: *mut c_void) -> Result<(), u32> {
     id(ctx)?;
-    STACK.with_borrow_mut(|stack| stack.push(ctx.addr()));
+    STACK.with(|stack| stack.borrow_mut().push(ctx.addr()));
     Ok(())
 }
 
 pub(crate) fn pop() -> Result<*mut c_void, u32> {
     STACK
-        .with_borrow_mut(Vec::pop)
+        .with(|stack| stack.borrow_mut().pop())
         .map(pointer)
         .ok_or(INVALID_CONTEXT)
 }

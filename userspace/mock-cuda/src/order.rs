@@ -33,9 +33,6 @@ driver! {
         }
         stream::find(stream)?.post_anywhere(stream::Work::WaitValue(address, value))
     }
-    fn cuStreamGetCtx(stream: *mut c_void, ctx: *mut *mut c_void) {
-        put(ctx, stream::context_of(stream)?)
-    }
     fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c_int) {
         stream::find(stream)?;
         put(status, c_int::from(switch::is_capturing()))

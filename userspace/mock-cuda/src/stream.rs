@@ -116,11 +116,6 @@ fn wait_value(address: usize, value: u32) {
     }
 }
 
-/// The context of a stream.
-pub(crate) fn context_of(handle: *mut c_void) -> Result<*mut c_void, u32> {
-    find(handle).map(|stream| pointer(stream.ctx))
-}
-
 /// What went wrong on a stream, if something did.
 pub(crate) fn fault() -> Done {
     match FAULT.load(Relaxed) {
