@@ -120,7 +120,7 @@ def pinned_rate():
 
 def cufile():
     """The libcufile that this process has, by ctypes."""
-    library = ctypes.CDLL("libcufile.so.0")
+    library = ctypes.CDLL("libcufile.so.0", use_errno=True)
 
     class Error(ctypes.Structure):
         _fields_ = [("err", ctypes.c_int), ("cu_err", ctypes.c_int)]
@@ -146,6 +146,18 @@ def cufile():
     library.cuFileBufRegister.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.cuFileBufDeregister.argtypes = [ctypes.c_void_p]
     library.cuFileHandleDeregister.argtypes = [ctypes.c_void_p]
+
+    def counted(name):
+        function = getattr(library, name)
+
+        def call(*arguments):
+            ctypes.set_errno(0)
+            result = function(*arguments)
+            return result if result != -1 else f"-1, {os.strerror(ctypes.get_errno())}"
+
+        return call
+
+    library.read, library.write = counted("cuFileRead"), counted("cuFileWrite")
 
     def register(fd):
         handle = ctypes.c_void_p()

@@ -63,7 +63,9 @@ case.note("bytes equal, cold", bool(torch.equal(source, target)))
 del source, target
 
 # A checkpoint of some tensors: the file's frame by torch.save, the data by cuFile.
-torch.serialization.config.save.storage_alignment = 4096
+from torch.utils.serialization import config
+
+config.save.storage_alignment = 4096
 state = {
     f"layer{i}": torch.randn(size // 16 // 4 // 1024, 1024, device="cuda") for i in range(8)
 }

@@ -251,8 +251,8 @@ pub struct StatsArgs {
         any libcufile; CUFILE_ENV_PATH_JSON where there is no configuration file, without which \
         it makes no requests on streams; an empty /dev/nvidia-fs0 in a mount namespace of the program's own, where \
         there is none and the caller may make one, without which fastsafetensors does not.\n\n\
-        A process that is killed or ends by _exit(2) may be short of its last second in the \
-        report, which says so.\n\n\
+        Processes that are killed are counted like others, as long as the file with their \
+        counters is there; else the report says what may be missing.\n\n\
         Exit status: the program's, 128 plus the number of the signal that ended it, or 127 if \
         it could not be started."
 )]

@@ -127,8 +127,14 @@ fn a_process_that_ends_early_is_told_apart() {
         );
         assert_eq!(run.output.status.code(), Some(status), "{}", run.stderr());
         assert_eq!(run.report.len(), 1);
-        assert_eq!(run.report[0]["ended"], false);
-        assert!(run.stderr().contains("the last second"), "{}", run.stderr());
+        let report = &run.report[0];
+        assert_eq!(report["ended"], false);
+        assert!(run.stderr().contains("it was killed"), "{}", run.stderr());
+        // Its counters are in shared memory, which outlives it.
+        assert_eq!(
+            (&report["whole"], &report["bytes"][0]),
+            (&true.into(), &9000.into())
+        );
     }
 }
 

@@ -124,7 +124,7 @@ impl Batch {
                 len: entry.size as u64,
                 unaligned: request(entry, Direction::Read).is_unaligned(),
                 gpu: None,
-                _timing: library().report.timing(),
+                timing: library().report.timing(),
             };
             match prepare(session, entry, cancel) {
                 Ok(prepared) => {
@@ -232,7 +232,7 @@ struct Ending {
     len: u64,
     unaligned: bool,
     gpu: Option<usize>,
-    _timing: Option<Timing>,
+    timing: Option<Timing>,
 }
 
 impl Ending {
@@ -288,8 +288,10 @@ impl Ending {
             session,
             number,
             cookie,
+            timing,
             ..
         } = self;
+        drop(timing);
         // Who has fetched the last entry may close the library.
         drop(session);
         batch.push(

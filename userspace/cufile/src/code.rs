@@ -12,6 +12,7 @@ use crate::abi::CuFileError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     DriverNotInitialized = 5001,
+    DriverInvalidProps = 5002,
     UnsupportedLimit = 5003,
     VersionMismatch = 5004,
     DriverClosing = 5006,

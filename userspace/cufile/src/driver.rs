@@ -37,7 +37,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn open(settings: Settings, library: &Library) -> Result<Self, Failure> {
-        let context = Context::with_config(settings.config()).map_err(|error| {
+        let context = Context::with_config(settings.config.clone()).map_err(|error| {
             library.log.say(Level::Error, format_args!("{error}"));
             Failure::from(error)
         })?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock};
 
 use crate::code::{Code, Failure};
 use crate::driver::{Driver, Session};
-use crate::log::{self, Log};
+use crate::log::{self, Level, Log};
 use crate::report::Report;
 use crate::settings::{Layer, Settings};
 use crate::stats::Stats;
@@ -130,7 +130,7 @@ impl Library {
     }
 
     fn open_now(&self, opening: &mut Opening) -> Result<(), Failure> {
-        let settings = self.configured();
+        let settings = self.configured()?;
         self.log
             .configure(settings.level, settings.log.as_deref(), settings.log_bytes);
         settings.complain(&self.log);
@@ -173,15 +173,19 @@ impl Library {
     }
 
     /// What is in force, or would be after an opening now.
-    pub(crate) fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> Result<Settings, Failure> {
         match self.session() {
-            Some(session) => session.settings.clone(),
+            Some(session) => Ok(session.settings.clone()),
             None => self.configured(),
         }
     }
 
-    fn configured(&self) -> Settings {
-        Settings::load(&lock(&self.staged))
+    fn configured(&self) -> Result<Settings, Failure> {
+        Settings::load(&lock(&self.staged)).map_err(|error| {
+            self.log
+                .say_once(Level::Error, &error, format_args!("{error}"));
+            Failure::Code(Code::DriverInvalidProps)
+        })
     }
 
     /// Stages something for the next opening; refused where it is open.

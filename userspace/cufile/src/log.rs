@@ -179,8 +179,8 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The log's file in a directory.
-pub(crate) fn file_in(directory: &str) -> PathBuf {
-    Path::new(directory).join("cufile.log")
+pub(crate) fn file_in(directory: &Path) -> PathBuf {
+    directory.join("cufile.log")
 }
 
 /// Date, time, process and thread.
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn what_is_said_once_is_said_once() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = file_in(&dir.path().display().to_string());
+        let path = file_in(dir.path());
         let log = Log::new();
         log.configure(Level::Warn, Some(&path), 1 << 20);
         for _ in 0..3 {

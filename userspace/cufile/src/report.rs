@@ -2,7 +2,8 @@
 
 //! What `vramio run` learns of a process: `VRAMIO_CUFILE_REPORT` names a directory, and
 //! the process leaves a file there, `PID.json`. It is written anew about once a second
-//! while there is something to say, and at the end.
+//! while there is something to say, and at the end. It names the file with the process's
+//! counters, which outlives a process that is killed.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,6 +32,9 @@ struct State {
     since: Option<Instant>,
     busy: Duration,
     written: Option<Instant>,
+    /// What is written names the file with the counters, which is there from the first
+    /// request on.
+    named: bool,
 }
 
 /// The file.
@@ -49,6 +53,8 @@ struct Totals {
     reasons: BTreeMap<String, u64>,
     /// How long at least one request was under way.
     seconds: f64,
+    /// The file with the process's counters, which are right at any moment.
+    counters: Option<String>,
 }
 
 impl Totals {
@@ -132,6 +138,7 @@ impl Report {
         totals.program = std::fs::read_link("/proc/self/exe")
             .map_or_else(|_| String::new(), |path| path.display().to_string());
         totals.ended = ended;
+        totals.counters = vramio::stats::Reader::own().map(|own| own.path().display().to_string());
         // Whoever reads it finds it whole, or as it was.
         let path = directory.join(format!("{}.json", totals.pid));
         let new = path.with_extension("new");
@@ -153,10 +160,11 @@ impl Drop for Timing {
                 state.busy += since.elapsed();
             }
         }
-        if state
+        let stale = state
             .written
-            .is_none_or(|written| written.elapsed() > STALE)
-        {
+            .is_none_or(|written| written.elapsed() > STALE);
+        // Asked once: where there is no shared memory, there is none later.
+        if stale || !std::mem::replace(&mut state.named, true) {
             // The counters of this request come with the next writing.
             let open = crate::library::library()
                 .session()

@@ -3,14 +3,15 @@
 //! The interface's parameters: what callers set comes before the environment, that before
 //! the file, that before the defaults.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use vramio::{Config, Policy};
+use vramio::{Config, Key, Policy, Source};
+use vramio_cufile_config::Cufile;
 
 use crate::code::{Code, Failure};
 use crate::log::{self, Level, Log};
 
-/// `CUFileSizeTConfigParameter_t`: name, default, least, most.
+/// `CUFileSizeTConfigParameter_t`: the key in the file, default, least, most.
 const SIZES: [(&str, usize, usize, usize); 12] = [
     ("profile.cufile_stats", 0, 0, 3),
     ("execution.max_io_queue_depth", 128, 1, 1 << 20),
@@ -35,6 +36,7 @@ const SIZES: [(&str, usize, usize, usize); 12] = [
 pub(crate) mod size {
     pub(crate) const STATS: usize = 0;
     pub(crate) const IO_THREADS: usize = 2;
+    pub(crate) const SPLIT: usize = 3;
     pub(crate) const PARALLELISM: usize = 4;
     pub(crate) const DIRECT_IO: usize = 5;
     pub(crate) const DEVICE_CACHE: usize = 6;
@@ -45,7 +47,7 @@ pub(crate) mod size {
     pub(crate) const BATCH_TIMEOUT: usize = 11;
 }
 
-/// `CUFileBoolConfigParameter_t`: name and default.
+/// `CUFileBoolConfigParameter_t`: the key in the file, and default.
 const BOOLS: [(&str, bool); 14] = [
     ("properties.use_poll_mode", false),
     ("properties.allow_compat_mode", true),
@@ -71,8 +73,6 @@ pub(crate) mod flag {
     pub(crate) const PARALLEL: usize = 4;
     pub(crate) const NVTX: usize = 5;
     pub(crate) const SYSTEM_MEMORY: usize = 6;
-    pub(crate) const P2PDMA: usize = 7;
-    pub(crate) const SKIP_TOPOLOGY: usize = 10;
 }
 
 /// Places of `CUFileStringConfigParameter_t`.
@@ -97,6 +97,24 @@ pub(crate) enum PoolKind {
     GpuBounce,
 }
 
+/// Keys and defaults of the pools: sizes, and how many of each.
+const POOLS: [[(&str, &[usize]); 2]; 2] = [
+    [
+        ("properties.posix_pool_slab_size_kb", &[4, 1024, 16384]),
+        ("properties.posix_pool_slab_count", &[128, 64, 64]),
+    ],
+    [
+        (
+            "properties.gpu_bounce_buffer_slab_config.slab_size_kb",
+            &[1024, 8192, 16384, 65536],
+        ),
+        (
+            "properties.gpu_bounce_buffer_slab_config.slab_count",
+            &[128, 8, 4, 2],
+        ),
+    ],
+];
+
 /// Parameters that one source says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layer {
@@ -104,8 +122,6 @@ pub(crate) struct Layer {
     bools: [Option<bool>; BOOLS.len()],
     texts: [Option<String>; text::COUNT],
     pools: [Option<Slabs>; 2],
-    /// What of it could not be understood.
-    faults: Vec<String>,
 }
 
 impl Layer {
@@ -150,38 +166,71 @@ impl Layer {
         Ok(())
     }
 
-    /// What the environment says.
-    fn from_environment(get: impl Fn(&str) -> Option<String>) -> Self {
-        let mut layer = Layer::default();
-        for (name, which) in [
-            ("CUFILE_ALLOW_COMPAT_MODE", flag::ALLOW_COMPAT),
-            ("CUFILE_FORCE_COMPAT_MODE", flag::FORCE_COMPAT),
-            ("CUFILE_USE_PCIP2PDMA", flag::P2PDMA),
-            ("CUFILE_SKIP_TOPOLOGY_DETECTION", flag::SKIP_TOPOLOGY),
-        ] {
-            let Some(value) = get(name) else { continue };
-            match truth(&value) {
-                Some(value) => layer.bools[which] = Some(value),
-                None => layer.fault(name, &value, "true or false"),
-            }
+    /// What file and environment say.
+    fn of(cufile: &Cufile) -> Self {
+        let number = |name: &str| usize::try_from(cufile.number(name)?).ok();
+        let numbers = |(name, usual): (&str, &[usize])| match cufile.numbers(name) {
+            Some(numbers) => (
+                true,
+                numbers
+                    .iter()
+                    .map(|number| usize::try_from(*number).unwrap_or(usize::MAX))
+                    .collect(),
+            ),
+            None => (false, usual.to_vec()),
+        };
+        let text = |name: &str| cufile.text(name).map(str::to_owned);
+        let log = cufile.log_file().map(|path| path.display().to_string());
+        Layer {
+            sizes: SIZES.map(|(name, ..)| number(name)),
+            bools: BOOLS.map(|(name, _)| cufile.flag(name)),
+            texts: [text("logging.level"), log, text("logging.dir"), None],
+            pools: POOLS.map(|[sizes, counts]| {
+                let ((some, sizes_kb), (more, counts)) = (numbers(sizes), numbers(counts));
+                (some || more).then_some(Slabs { sizes_kb, counts })
+            }),
         }
-        if let Some(value) = get("CUFILE_LOGGING_LEVEL") {
-            if layer.set_text(text::LEVEL, &value).is_err() {
-                layer.fault(
-                    "CUFILE_LOGGING_LEVEL",
-                    &value,
-                    "NOTICE, ERROR, WARN, INFO, DEBUG or TRACE",
-                );
-            }
-        }
-        layer.texts[text::LOG_FILE] = get("CUFILE_LOGFILE_PATH");
-        layer
     }
 
-    fn fault(&mut self, name: &str, value: &str, wanted: &str) {
-        self.faults.push(format!(
-            "{name} is \"{value}\", which is not {wanted}, and counts as not set"
-        ));
+    /// Tells the crate what callers have set: that goes before everything else.
+    fn put_into(&self, config: &mut Config) {
+        let mut put = |key: Key, set: &mut dyn FnMut(&mut Config)| {
+            set(config);
+            config.set_source(key, Source::Program);
+        };
+        if let Some(allowed) = self.bools[flag::ALLOW_COMPAT] {
+            put(Key::Policy, &mut |config| {
+                // The warnings are what the log gets.
+                config.policy = if allowed {
+                    Policy::Warn
+                } else {
+                    Policy::Strict
+                };
+            });
+        }
+        if let Some(forced) = self.bools[flag::FORCE_COMPAT] {
+            put(Key::Direct, &mut |config| config.direct = !forced);
+            if forced {
+                put(Key::Policy, &mut |config| config.policy = Policy::Warn);
+            }
+        }
+        let alone = (self.bools[flag::PARALLEL] == Some(false)).then_some(1);
+        let fewest = [
+            alone,
+            self.sizes[size::IO_THREADS],
+            self.sizes[size::PARALLELISM],
+        ]
+        .into_iter()
+        .flatten()
+        .min();
+        if let Some(threads) = fewest {
+            put(Key::Threads, &mut |config| config.threads = threads.max(1));
+        }
+        if let Some(kib) = self.sizes[size::SPLIT] {
+            put(Key::SplitBytes, &mut |config| {
+                config.split_bytes = (kib as u64) << 10;
+            });
+        }
     }
 
     /// What this one says, and where it is silent, what the other one does.
@@ -191,17 +240,7 @@ impl Layer {
             bools: std::array::from_fn(|i| self.bools[i].or(other.bools[i])),
             texts: std::array::from_fn(|i| self.texts[i].clone().or(other.texts[i].clone())),
             pools: std::array::from_fn(|i| self.pools[i].clone().or(other.pools[i].clone())),
-            faults: [self.faults.clone(), other.faults.clone()].concat(),
         }
-    }
-}
-
-/// A truth value in one of the spellings that are in use.
-fn truth(text: &str) -> Option<bool> {
-    match text.to_ascii_lowercase().as_str() {
-        "true" | "on" | "1" | "yes" => Some(true),
-        "false" | "off" | "0" | "no" => Some(false),
-        _ => None,
     }
 }
 
@@ -209,6 +248,8 @@ fn truth(text: &str) -> Option<bool> {
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     layer: Layer,
+    /// For the crate.
+    pub(crate) config: Config,
     /// What can't go direct is refused.
     pub(crate) strict: bool,
     /// Host memory is taken.
@@ -227,57 +268,61 @@ pub(crate) struct Settings {
     pub(crate) log: Option<PathBuf>,
     /// Most bytes of the log.
     pub(crate) log_bytes: u64,
+    /// What was set and has no effect, and whether somebody chose it.
+    notices: Vec<(bool, String)>,
 }
 
 impl Settings {
     /// What is in force when callers have set `staged`.
-    pub(crate) fn load(staged: &Layer) -> Self {
-        let environment = Layer::from_environment(|name| std::env::var(name).ok());
-        Self::of(staged.over(&environment))
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with a file or a variable: a line with the fix.
+    pub(crate) fn load(staged: &Layer) -> Result<Self, String> {
+        let cufile = Cufile::load().map_err(|error| error.to_string())?;
+        let base = Config::load().map_err(|error| error.to_string())?;
+        Ok(Self::of(staged, &cufile, base))
     }
 
-    fn of(layer: Layer) -> Self {
+    fn of(staged: &Layer, cufile: &Cufile, base: Config) -> Self {
+        let mut config = cufile.config(base);
+        staged.put_into(&mut config);
+        let layer = staged.over(&Layer::of(cufile));
         let size = |which: usize| layer.sizes[which].unwrap_or(SIZES[which].1);
         let set = |which: usize| layer.bools[which].unwrap_or(BOOLS[which].1);
-        let text = |which: usize| layer.texts[which].as_deref();
+        let text = |which: usize| {
+            layer.texts[which]
+                .as_deref()
+                .filter(|text| !text.is_empty())
+        };
         let log = match (text(text::LOG_FILE), text(text::LOG_DIR)) {
             (Some(path), _) => Some(PathBuf::from(path)),
-            (None, Some(directory)) => Some(log::file_in(directory)),
+            (None, Some(directory)) => Some(log::file_in(Path::new(directory))),
             (None, None) => None,
         };
         Settings {
-            strict: !set(flag::ALLOW_COMPAT) && !set(flag::FORCE_COMPAT),
+            strict: config.policy == Policy::Strict,
             system_memory: set(flag::SYSTEM_MEMORY),
             streams: set(flag::PARALLEL) && size(size::IO_THREADS) > 0,
-            max_pinned: size(size::PINNED) as u64 * 1024,
+            max_pinned: (size(size::PINNED) as u64).saturating_mul(1024),
             batch: size(size::BATCH),
             stats: u8::try_from(size(size::STATS)).unwrap_or(0),
             level: text(text::LEVEL)
                 .and_then(Level::named)
                 .unwrap_or(Level::Warn),
             log,
-            log_bytes: 32 << 20,
+            log_bytes: match cufile.log_bytes() {
+                None => LOG_BYTES,
+                Some(most) => most.unwrap_or(u64::MAX),
+            },
+            notices: cufile
+                .notices()
+                .iter()
+                .map(|notice| (!notice.usual, notice.to_string()))
+                .collect(),
+            config,
             layer,
         }
-    }
-
-    /// For the crate.
-    pub(crate) fn config(&self) -> Config {
-        let mut config = Config::default();
-        config.policy = if self.strict {
-            Policy::Strict
-        } else {
-            // Its warnings are what the log gets.
-            Policy::Warn
-        };
-        config.direct = !self.flag(flag::FORCE_COMPAT);
-        let threads = self.layer.sizes[size::PARALLELISM];
-        if !self.streams {
-            config.threads = 1;
-        } else if let Some(threads) = threads {
-            config.threads = threads.max(1);
-        }
-        config
     }
 
     pub(crate) fn size(&self, which: usize) -> Option<usize> {
@@ -318,61 +363,97 @@ impl Settings {
     }
 
     pub(crate) fn pool(&self, which: PoolKind) -> Slabs {
-        let (sizes_kb, counts) = match which {
-            PoolKind::Posix => (vec![4, 1024, 16384], vec![128, 64, 64]),
-            PoolKind::GpuBounce => (vec![1024, 8192, 16384, 65536], vec![128, 8, 4, 2]),
-        };
-        self.layer.pools[which as usize]
-            .clone()
-            .unwrap_or(Slabs { sizes_kb, counts })
+        let [(_, sizes), (_, counts)] = POOLS[which as usize];
+        self.layer.pools[which as usize].clone().unwrap_or(Slabs {
+            sizes_kb: sizes.to_vec(),
+            counts: counts.to_vec(),
+        })
     }
 
-    /// Says what could not be understood.
+    /// Says what has no effect.
     pub(crate) fn complain(&self, log: &Log) {
-        for fault in &self.layer.faults {
-            log.say_once(Level::Error, fault, format_args!("{fault}"));
+        for (chosen, notice) in &self.notices {
+            // NVIDIA's own file has every key.
+            let level = if *chosen { Level::Warn } else { Level::Info };
+            log.say_once(level, notice, format_args!("{notice}"));
         }
     }
 }
+
+/// Most bytes of the log, where nobody says otherwise.
+const LOG_BYTES: u64 = 32 << 20;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn environment(pairs: &[(&str, &str)]) -> Layer {
-        Layer::from_environment(|name| {
-            let found = pairs.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_owned())
-        })
+    fn settings(staged: &Layer, json: &str) -> Settings {
+        let mut cufile = Cufile::default();
+        let read = cufile.read_text("/etc/cufile.json".as_ref(), json);
+        read.expect("it is a configuration");
+        Settings::of(staged, &cufile, Config::default())
     }
 
     #[test]
-    fn callers_come_before_the_environment() {
-        let environment = environment(&[
-            ("CUFILE_ALLOW_COMPAT_MODE", "OFF"),
-            ("CUFILE_LOGGING_LEVEL", "trace"),
-        ]);
-        assert!(Settings::of(environment.clone()).strict);
+    fn callers_come_before_the_file() {
+        let json = r#"{ "properties": { "allow_compat_mode": false, "io_batchsize": 7 },
+            "logging": { "level": "TRACE", "dir": "/tmp/x" } }"#;
+        let file = settings(&Layer::default(), json);
+        assert!(file.strict);
+        assert_eq!((file.batch, file.level), (7, Level::Trace));
+        assert_eq!(file.log, Some(PathBuf::from("/tmp/x/cufile.log")));
+        assert_eq!(file.size(size::BATCH), Some(7));
         let mut staged = Layer::default();
         staged
             .set_bool(flag::ALLOW_COMPAT, true)
             .expect("it is one");
-        let settings = Settings::of(staged.over(&environment));
-        assert!(!settings.strict);
-        assert_eq!(settings.level, Level::Trace);
-        assert!(!Settings::of(Layer::default()).strict, "compat is allowed");
+        staged.set_size(size::BATCH, 9).expect("it is one");
+        staged
+            .set_text(text::LOG_FILE, "/tmp/y")
+            .expect("it is one");
+        let both = settings(&staged, json);
+        assert!(!both.strict);
+        assert_eq!(both.config.source(Key::Policy), Source::Program);
+        assert_eq!(both.batch, 9);
+        assert_eq!(both.log, Some(PathBuf::from("/tmp/y")));
+        let none = settings(&Layer::default(), "{}");
+        assert!(!none.strict, "compat is allowed");
+        assert_eq!((none.batch, none.level, none.log), (128, Level::Warn, None));
+    }
+
+    /// Every parameter of the interface is a key of the file.
+    #[test]
+    fn parameters_are_keys() {
+        for (name, usual, ..) in SIZES {
+            let (key, _) = vramio_cufile_config::Key::find(name).expect(name);
+            let usual = vramio_cufile_config::Usual::Number(usual as i64);
+            assert_eq!(key.usual, usual, "{name}");
+        }
+        for (name, usual) in BOOLS {
+            let (key, _) = vramio_cufile_config::Key::find(name).expect(name);
+            assert_eq!(
+                key.usual,
+                vramio_cufile_config::Usual::Flag(usual),
+                "{name}"
+            );
+        }
+        for (name, _) in POOLS.into_iter().flatten() {
+            assert!(vramio_cufile_config::Key::find(name).is_some(), "{name}");
+        }
     }
 
     #[test]
-    fn what_is_not_understood_is_told_and_not_taken() {
-        let layer = environment(&[
-            ("CUFILE_ALLOW_COMPAT_MODE", "perhaps"),
-            ("CUFILE_LOGGING_LEVEL", "loud"),
-        ]);
-        assert_eq!(layer.faults.len(), 2, "{:?}", layer.faults);
-        let settings = Settings::of(layer);
+    fn a_mode_that_is_forced_is_allowed() {
+        let mut staged = Layer::default();
+        staged
+            .set_bool(flag::ALLOW_COMPAT, false)
+            .expect("it is one");
+        staged
+            .set_bool(flag::FORCE_COMPAT, true)
+            .expect("it is one");
+        let settings = settings(&staged, "{}");
         assert!(!settings.strict);
-        assert_eq!(settings.level, Level::Warn);
+        assert!(!settings.config.direct);
     }
 
     #[test]
@@ -412,10 +493,10 @@ mod tests {
     fn fewer_threads_are_fewer_threads() {
         let mut layer = Layer::default();
         layer.set_size(size::PARALLELISM, 3).expect("it is one");
-        assert_eq!(Settings::of(layer.clone()).config().threads, 3);
+        assert_eq!(settings(&layer, "{}").config.threads, 3);
         layer.set_bool(flag::PARALLEL, false).expect("it is one");
-        let settings = Settings::of(layer);
-        assert_eq!(settings.config().threads, 1);
-        assert!(!settings.streams);
+        let alone = settings(&layer, "{}");
+        assert_eq!(alone.config.threads, 1);
+        assert!(!alone.streams);
     }
 }

@@ -112,10 +112,73 @@ fn a_level_is_kept() {
         .env("CUFILE_LOGGING_LEVEL", "loud")
         .output();
     let output = output.expect("it runs");
-    well(&output);
-    assert!(
-        errors(&output).contains("CUFILE_LOGGING_LEVEL is \"loud\""),
-        "{}",
-        errors(&output)
+    assert!(!output.status.success());
+    let said = errors(&output);
+    for part in ["CUFILE_LOGGING_LEVEL = loud", "wanted one of", "5002"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+/// A client with this configuration file.
+fn with_file(directory: &Path, json: &str) -> Output {
+    let path = directory.join("cufile.json");
+    fs::write(&path, json).expect("it can be written");
+    let output = client(directory)
+        .env("CUFILE_ENV_PATH_JSON", &path)
+        .output();
+    output.expect("it runs")
+}
+
+#[test]
+fn the_configuration_file_counts() {
+    let directory = directory();
+    let strict = with_file(
+        directory.path(),
+        "{\n// comment\n\"properties\": { \"allow_compat_mode\": false }\n}",
     );
+    assert!(!strict.status.success());
+    assert!(
+        errors(&strict).contains("not allowed"),
+        "{}",
+        errors(&strict)
+    );
+
+    let log = directory.path().join("cufile.log");
+    let json = format!(
+        "{{ \"logging\": {{ \"dir\": \"{}\" }} }}",
+        directory.path().display()
+    );
+    let logged = with_file(directory.path(), &json);
+    well(&logged);
+    assert_eq!(errors(&logged), "");
+    let said = fs::read_to_string(&log).expect("the log");
+    assert!(said.contains("reason no-module"), "{said}");
+}
+
+#[test]
+fn what_has_no_effect_is_said_once() {
+    let directory = directory();
+    let output = with_file(
+        directory.path(),
+        "{ \"properties\": { \"use_poll_mode\": true } }",
+    );
+    well(&output);
+    let said = errors(&output);
+    assert_eq!(said.matches("accepted, no effect").count(), 1, "{said}");
+    assert!(said.contains("properties.use_poll_mode"), "{said}");
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_line() {
+    let directory = directory();
+    let output = with_file(
+        directory.path(),
+        "{\n\"properties\": { \"allow_compat_mod\": true }\n}",
+    );
+    assert!(!output.status.success());
+    let said = errors(&output);
+    // CU_FILE_DRIVER_INVALID_PROPS.
+    for part in ["line 2", "allow_compat_mod", "fix:", "5002"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }

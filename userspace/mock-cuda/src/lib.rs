@@ -150,6 +150,13 @@ driver! {
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         context::release(device)
     }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        put(flags, 0)?;
+        put(active, c_int::from(context::is_active(device)?))
+    }
+    fn cuCtxGetDevice(device: *mut c_int) {
+        put(device, c_int::try_from(context::index(context::need()?)?).unwrap_or(-1))
+    }
     fn cuCtxGetId(ctx: *mut c_void, id: *mut u64) {
         put(id, context::id(ctx)?)
     }
@@ -234,9 +241,6 @@ driver! {
     }
     fn cuStreamSynchronize(stream: *mut c_void) {
         stream::find(stream)?.synchronize()
-    }
-    fn cuStreamGetCtx(stream: *mut c_void, ctx: *mut *mut c_void) {
-        put(ctx, stream::find(stream)?.ctx())
     }
     fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) {
         let _ = flags;

@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::Path as FsPath;
 
 use serde::{Deserialize, Serialize};
-use vramio::Reason;
+use vramio::stats::Reader;
+use vramio::{Path, Reason};
 
 use crate::failure::Failure;
 use crate::output;
@@ -26,10 +27,42 @@ struct Report {
     paths: BTreeMap<String, u64>,
     reasons: BTreeMap<String, u64>,
     seconds: f64,
+    counters: Option<String>,
+    /// Of a process that did not come to its own end: all that it did is counted.
+    #[serde(default)]
+    whole: bool,
+}
+
+impl Report {
+    /// Takes the counters of a process that did not come to its own end from its shared
+    /// memory, where it still has some. Says whether it has.
+    fn complete(&mut self) -> bool {
+        let reader = self
+            .counters
+            .as_ref()
+            .and_then(|path| Reader::open(path).ok());
+        let Some(reader) = reader.filter(|reader| reader.pid() == self.pid) else {
+            return false;
+        };
+        let total = reader.read().total();
+        (self.requests, self.failed, self.bytes) = (total.requests, total.failed, total.bytes);
+        self.zeroed = total.zeroed;
+        self.paths = Path::ALL
+            .into_iter()
+            .map(|path| (path.name().to_owned(), total.path(path)))
+            .filter(|(_, bytes)| *bytes > 0)
+            .collect();
+        self.reasons = total
+            .reasons
+            .iter()
+            .map(|(reason, count)| (reason.to_string(), *count))
+            .collect();
+        true
+    }
 }
 
 /// Prints what is in the directory, and writes it to a file.
-pub fn print(directory: &Path, file: Option<&Path>) -> Result<(), Failure> {
+pub fn print(directory: &FsPath, file: Option<&FsPath>) -> Result<(), Failure> {
     let reports = read(directory)?;
     if let Some(file) = file {
         let text = serde_json::to_vec_pretty(&reports).unwrap_or_default();
@@ -46,7 +79,7 @@ pub fn print(directory: &Path, file: Option<&Path>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn read(directory: &Path) -> Result<Vec<Report>, Failure> {
+fn read(directory: &FsPath) -> Result<Vec<Report>, Failure> {
     let failed = |error: &std::io::Error| Failure::io("read", directory, error);
     let mut reports = Vec::new();
     for entry in fs::read_dir(directory).map_err(|error| failed(&error))? {
@@ -55,8 +88,13 @@ fn read(directory: &Path) -> Result<Vec<Report>, Failure> {
             continue;
         }
         let text = fs::read(&path).map_err(|error| Failure::io("read", &path, &error))?;
-        match serde_json::from_slice(&text) {
-            Ok(report) => reports.push(report),
+        match serde_json::from_slice::<Report>(&text) {
+            Ok(mut report) => {
+                if !report.ended {
+                    report.whole = report.complete();
+                }
+                reports.push(report);
+            }
             Err(error) => output::complain(format_args!(
                 "read {}: {error}; this process counts as silent",
                 path.display()
@@ -82,10 +120,12 @@ fn lines(report: &Report) -> Vec<String> {
         rate(read + written, report.seconds)
     )];
     if !report.ended {
-        lines.push(
-            "  it was killed, or ended without its own end: the last second may be missing"
-                .to_owned(),
-        );
+        let missing = if report.whole {
+            "all requests that ended before are counted"
+        } else {
+            "its last second may be missing"
+        };
+        lines.push(format!("  it was killed, or left by _exit(2): {missing}"));
     }
     for (path, bytes) in &report.paths {
         lines.push(format!("  {path}: {bytes} bytes"));
@@ -133,6 +173,8 @@ mod tests {
             paths: BTreeMap::from([("compat-cache".to_owned(), 3_999_999_995)]),
             reasons: BTreeMap::from([("no-module".to_owned(), 3), ("newer".to_owned(), 1)]),
             seconds: 2.0,
+            counters: None,
+            whole: false,
         }
     }
 
@@ -160,5 +202,11 @@ mod tests {
             ..report()
         };
         assert!(lines(&killed).join("\n").contains("killed"));
+        assert!(lines(&killed).join("\n").contains("missing"));
+        let whole = Report {
+            whole: true,
+            ..killed
+        };
+        assert!(!lines(&whole).join("\n").contains("missing"));
     }
 }

@@ -60,7 +60,7 @@ pub extern "C" fn cuFileUseCount() -> c_long {
 pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut DrvProps) -> CuFileError {
     status(|| {
         let session = library().session();
-        let settings = library().settings();
+        let settings = library().settings()?;
         let bit = |place: u32, set: bool| u32::from(set) << place;
         let (direct, gpu) = match &session {
             Some(session) => (session.context.device().is_ok(), session.cuda.is_some()),

@@ -18,7 +18,7 @@ use crate::settings::{PoolKind, Settings, Slabs};
 #[no_mangle]
 pub unsafe extern "C" fn cuFileGetParameterSizeT(which: c_uint, value: *mut usize) -> CuFileError {
     status(|| {
-        let found = library().settings().size(which as usize);
+        let found = library().settings()?.size(which as usize);
         // SAFETY: As the caller promises.
         unsafe { put(value, found.ok_or(Code::InvalidValue)?) }
     })
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn cuFileGetParameterSizeT(which: c_uint, value: *mut usiz
 #[no_mangle]
 pub unsafe extern "C" fn cuFileGetParameterBool(which: c_uint, value: *mut bool) -> CuFileError {
     status(|| {
-        let found = library().settings().bool(which as usize);
+        let found = library().settings()?.bool(which as usize);
         // SAFETY: As the caller promises.
         unsafe { put(value, found.ok_or(Code::InvalidValue)?) }
     })
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn cuFileGetParameterString(
     len: c_int,
 ) -> CuFileError {
     status(|| {
-        let found = library().settings().text(which as usize);
+        let found = library().settings()?.text(which as usize);
         let found = found.ok_or(Code::InvalidValue)?;
         let room = usize::try_from(len).unwrap_or(0);
         if value.is_null() || room <= found.len() {
@@ -149,7 +149,7 @@ unsafe fn get_pool(
     counts: *mut usize,
     len: c_int,
 ) -> Result<(), Failure> {
-    let slabs = library().settings().pool(which);
+    let slabs = library().settings()?.pool(which);
     let fits = usize::try_from(len) == Ok(slabs.sizes_kb.len());
     if sizes.is_null() || counts.is_null() || !fits {
         return Err(Code::InvalidValue.into());

@@ -4,7 +4,7 @@
 
 use std::marker::PhantomData;
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUstream};
+use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
 use super::driver::{call, Fault};
 use crate::process::Owner;
@@ -48,27 +48,6 @@ impl Ctx {
     }
 }
 
-/// Waits until a stream has done what is queued on it now.
-///
-/// # Safety
-///
-/// It is a stream: of `ctx`, where that is given. Null is the default stream of `ctx`, or of
-/// the current context.
-pub(crate) unsafe fn wait_for(stream: CUstream, ctx: Option<Ctx>) -> Result<(), Fault> {
-    let ctx = match ctx {
-        None if !stream.is_null() => {
-            let mut raw = std::ptr::null_mut();
-            // SAFETY: As the caller promises; the pointer is valid during the call.
-            unsafe { call!(cuStreamGetCtx(stream, &mut raw)) }?;
-            Some(Ctx::new(raw)?)
-        }
-        ctx => ctx,
-    };
-    let _entered = ctx.map(Ctx::enter).transpose()?;
-    // SAFETY: As the caller promises.
-    unsafe { call!(cuStreamSynchronize(stream)) }
-}
-
 /// A context is current in this thread.
 pub(crate) struct Entered {
     /// It was not so before.
@@ -107,6 +86,22 @@ impl Primary {
             owner: Owner::current(),
         };
         Ok((primary, Ctx::new(raw)?))
+    }
+
+    /// Holds a context, which is current, if it is the primary one of its device. Another
+    /// one can't be held.
+    pub(super) fn hold(ctx: Ctx) -> Result<Option<Self>, Fault> {
+        let (mut device, mut flags, mut active) = (0, 0, 0);
+        // SAFETY: The pointers are valid during the calls.
+        unsafe {
+            call!(cuCtxGetDevice(&mut device))?;
+            call!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut active))?;
+        }
+        if active == 0 {
+            return Ok(None);
+        }
+        let (primary, of) = Self::retain(device)?;
+        Ok((of == ctx).then_some(primary))
     }
 }
 

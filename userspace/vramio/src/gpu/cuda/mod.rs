@@ -15,14 +15,16 @@ mod lane;
 mod order;
 mod pinned;
 mod pointer;
+mod stream;
 
 pub use alloc::CudaAlloc;
 pub use device::CudaGpu;
 pub use driver::driver_version;
 
-pub(crate) use context::{wait_for, Ctx, Entered};
+pub(crate) use context::{Ctx, Entered};
 pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
 pub(crate) use lane::{Lane, SLOTS};
-pub(crate) use pinned::{pin, unpin};
+pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
+pub(crate) use stream::wait_for;
