@@ -63,6 +63,8 @@ missing() {
     [ -e /usr/include/stdio.h ] || echo libc6-dev
     has mmdebstrap || echo mmdebstrap
     has tar || echo tar
+    # It fetches the public header that tests of libcufile compile against.
+    python3 -m pip --version >/dev/null 2>&1 || echo python3-pip
     [ -e "$KEYRING" ] || echo debian-archive-keyring
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
     [ "$(id -u)" = 0 ] || has newuidmap || echo uidmap

@@ -18,6 +18,8 @@ pub struct Programs {
     pub cli: PathBuf,
     /// The mock of CUDA's driver.
     pub mock_cuda: PathBuf,
+    /// Makes requests of the crate.
+    pub requests: PathBuf,
 }
 
 /// What cargo says about something that it built.
@@ -46,6 +48,7 @@ pub fn build(checkout: &Path) -> Result<Programs> {
         agent: built.take("vramio-guest")?,
         cli: built.take("vramio")?,
         mock_cuda: built.take("cuda")?,
+        requests: built.take("vramio-requests")?,
     })
 }
 

@@ -11,3 +11,4 @@ pub mod client;
 pub mod file;
 pub mod pattern;
 pub mod protocol;
+pub mod requests;

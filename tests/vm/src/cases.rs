@@ -17,6 +17,7 @@ mod frame;
 mod fuzz;
 mod leaks;
 mod merge;
+mod p2pdma;
 mod planner;
 mod platform;
 mod process;
@@ -55,6 +56,7 @@ pub fn all() -> Vec<Case> {
         planner::cases(),
         fuzz::cases(),
         merge::cases(),
+        p2pdma::cases(),
         platform::cases(),
         allocation::cases(),
         detect::cases(),

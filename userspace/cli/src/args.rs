@@ -59,6 +59,11 @@ pub enum Command {
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
     /// itself, from its first request on; looking costs it nothing.
     Stats(StatsArgs),
+    /// Run a program that speaks cuFile on vramio's libcufile
+    ///
+    /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard
+    /// error says what went where, and why.
+    Run(RunArgs),
 }
 
 /// The arguments of `vramio cp`.
@@ -235,6 +240,42 @@ pub struct StatsArgs {
     /// never sees half of it. With --watch it is written every time.
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     pub prometheus: Option<PathBuf>,
+}
+
+/// The arguments of `vramio run`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "It sets, and says that it did: LD_PRELOAD, so that ours is the libcufile.so.0 \
+        that programs are linked with or load; LD_LIBRARY_PATH, for those that load libcufile.so; \
+        KVIKIO_COMPAT_MODE=OFF where /run/udev is missing, without which KvikIO does not come to \
+        any libcufile; CUFILE_ENV_PATH_JSON where there is no configuration file, without which \
+        it makes no requests on streams; an empty /dev/nvidia-fs0 in a mount namespace of the program's own, where \
+        there is none and the caller may make one, without which fastsafetensors does not.\n\n\
+        Processes that are killed are counted like others, as long as the file with their \
+        counters is there; else the report says what may be missing.\n\n\
+        Exit status: the program's, 128 plus the number of the signal that ended it, or 127 if \
+        it could not be started."
+)]
+pub struct RunArgs {
+    /// Refuse what can't go direct: nothing is copied through host memory
+    #[arg(long)]
+    pub strict: bool,
+
+    /// The libcufile to use (default: the one beside this program, or in ../lib/vramio)
+    #[arg(long, value_name = "PATH")]
+    pub library: Option<PathBuf>,
+
+    /// Write what the processes reported to a file, as a JSON array
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+
+    /// Leave /dev as it is
+    #[arg(long)]
+    pub keep_dev: bool,
+
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, last = true)]
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// What `vramio cp` is to do.

@@ -15,6 +15,7 @@ mod gpu;
 mod info;
 mod machine;
 mod output;
+mod run;
 mod signal;
 mod size;
 mod stats;
@@ -31,5 +32,6 @@ fn main() -> ExitCode {
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
+        Command::Run(args) => run::main(&args),
     }
 }

@@ -55,6 +55,8 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const ALREADY_REGISTERED: u32 = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
 const NOT_REGISTERED: u32 = 713;
+/// `CUDA_ERROR_NOT_PERMITTED`.
+const NOT_PERMITTED: u32 = 800;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: u32 = 801;
 
@@ -148,6 +150,13 @@ driver! {
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         context::release(device)
     }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        put(flags, 0)?;
+        put(active, c_int::from(context::is_active(device)?))
+    }
+    fn cuCtxGetDevice(device: *mut c_int) {
+        put(device, c_int::try_from(context::index(context::need()?)?).unwrap_or(-1))
+    }
     fn cuCtxGetId(ctx: *mut c_void, id: *mut u64) {
         put(id, context::id(ctx)?)
     }
@@ -232,9 +241,6 @@ driver! {
     }
     fn cuStreamSynchronize(stream: *mut c_void) {
         stream::find(stream)?.synchronize()
-    }
-    fn cuStreamGetCtx(stream: *mut c_void, ctx: *mut *mut c_void) {
-        put(ctx, stream::find(stream)?.ctx())
     }
     fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) {
         let _ = flags;
@@ -361,3 +367,6 @@ pub unsafe extern "C" fn mock_cuda_place(
     });
     found.err().unwrap_or(SUCCESS)
 }
+
+// Behind the macro that it uses.
+mod order;

@@ -54,6 +54,7 @@ pub(crate) struct Allocation {
     /// Its name at the GPU, if there is one.
     name: Option<u64>,
     sync_memops: bool,
+    managed: bool,
 }
 
 impl Allocation {
@@ -114,9 +115,17 @@ pub(crate) fn alloc(ctx: *mut c_void, len: usize) -> Result<DevicePtr, u32> {
         device,
         name,
         sync_memops: false,
+        managed: false,
     };
     state.live.insert(start, allocation);
     Ok(start)
+}
+
+/// Makes an allocation one that moves between host and device, as far as it says.
+pub(crate) fn manage(start: DevicePtr) {
+    if let Some(allocation) = lock().live.get_mut(&start) {
+        allocation.managed = true;
+    }
 }
 
 /// How much freed memory is kept for the next allocation, bytes.
@@ -284,7 +293,7 @@ pub(crate) fn attribute(data: *mut c_void, attribute: u32, address: DevicePtr) -
         2 => put(data.cast::<u32>(), 2),
         SYNC_MEMOPS => put(data.cast::<u32>(), u32::from(allocation.sync_memops)),
         7 => put(data.cast::<u64>(), allocation.id),
-        8 => put(data.cast::<u32>(), 0),
+        8 => put(data.cast::<u32>(), u32::from(allocation.managed)),
         9 => put(
             data.cast::<i32>(),
             i32::try_from(allocation.device).unwrap_or(-1),

@@ -57,9 +57,14 @@ pub(crate) fn find(address: usize) -> Option<(usize, usize)> {
     (address < start + len).then_some((*start, *len))
 }
 
+/// Whether all of a range is pinned.
+pub(crate) fn is_pinned(address: usize, len: usize) -> bool {
+    find(address).is_some_and(|(start, size)| address + len <= start + size)
+}
+
 /// An asynchronous copy of other host memory is none in the real driver.
 pub(crate) fn expect(address: usize, len: usize) {
-    if find(address).is_none_or(|(start, size)| address + len > start + size) {
+    if !is_pinned(address, len) {
         mistake();
     }
 }

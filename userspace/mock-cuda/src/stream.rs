@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -31,7 +31,20 @@ pub(crate) enum Work {
     Copy(copy::Copy),
     Record(Mark),
     Wait(Mark),
+    /// A function of the program's, which must not call the driver.
+    Call(Call),
+    /// Until the number at this address of pinned memory is at least this.
+    WaitValue(usize, u32),
 }
+
+/// A function of the program's and what it is called with.
+pub(crate) struct Call {
+    pub(crate) function: unsafe extern "C" fn(*mut c_void),
+    pub(crate) data: *mut c_void,
+}
+
+// SAFETY: The driver calls such functions from a thread of its own; the program knows.
+unsafe impl Send for Call {}
 
 /// A stream: what is posted is done in that order.
 pub(crate) struct Stream {
@@ -56,6 +69,12 @@ impl Stream {
                     }
                     Work::Record(mark) => mark.done(),
                     Work::Wait(mark) => mark.wait(),
+                    Work::Call(call) => {
+                        switch::pause();
+                        // SAFETY: The program asked for it.
+                        switch::within_call(|| unsafe { (call.function)(call.data) });
+                    }
+                    Work::WaitValue(address, value) => wait_value(address, value),
                 }
             }
         });
@@ -65,16 +84,16 @@ impl Stream {
     }
 
     pub(crate) fn post(&self, work: Work) -> Done {
-        fault()?;
         if self.ctx != context::current().addr() {
             return Err(INVALID_CONTEXT);
         }
-        self.work.send(work).map_err(|_| INVALID_HANDLE)
+        self.post_anywhere(work)
     }
 
-    /// The context that it belongs to.
-    pub(crate) fn ctx(&self) -> *mut c_void {
-        pointer(self.ctx)
+    /// The same for what needs no current context.
+    pub(crate) fn post_anywhere(&self, work: Work) -> Done {
+        fault()?;
+        self.work.send(work).map_err(|_| INVALID_HANDLE)
     }
 
     pub(crate) fn synchronize(&self) -> Done {
@@ -85,6 +104,15 @@ impl Stream {
             .map_err(|_| INVALID_HANDLE)?;
         mark.wait();
         fault()
+    }
+}
+
+/// Looks again and again: the program writes the number without telling.
+fn wait_value(address: usize, value: u32) {
+    // SAFETY: It is pinned memory, as was checked; the program keeps it.
+    let number = unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(address)) };
+    while (number.load(Acquire).wrapping_sub(value) as i32) < 0 {
+        thread::sleep(std::time::Duration::from_micros(50));
     }
 }
 

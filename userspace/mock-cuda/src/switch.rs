@@ -2,6 +2,7 @@
 
 //! What tests can set and ask.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,8 +38,23 @@ pub(crate) fn start() {
     STARTED.store(std::process::id(), Relaxed);
 }
 
+thread_local! {
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a function of the program's, which must not call the driver.
+pub(crate) fn within_call(run: impl FnOnce()) {
+    WITHIN.set(true);
+    run();
+    WITHIN.set(false);
+}
+
 /// A function is called. As the real driver, it does not work in a child of fork.
 pub(crate) fn enter(name: &'static str) -> Result<(), u32> {
+    if WITHIN.get() {
+        mistake();
+        return Err(crate::NOT_PERMITTED);
+    }
     let started = STARTED.load(Relaxed);
     if started != 0 && started != std::process::id() {
         return Err(NOT_INITIALIZED);
@@ -126,4 +142,14 @@ pub(crate) fn attribute(attribute: u32) -> Option<i32> {
     let mut guard = lock();
     let state = guard.get_or_insert_default();
     state.attributes.get(&attribute).copied()
+}
+
+static CAPTURING: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn capture(on: bool) {
+    CAPTURING.store(on, Relaxed);
+}
+
+pub(crate) fn is_capturing() -> bool {
+    CAPTURING.load(Relaxed)
 }

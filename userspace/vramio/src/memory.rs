@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::engine::kmod::Registration;
 use crate::error::{descriptor_name, Error, Operation};
 use crate::gpu::cuda::{self, CudaMemory, Pointer};
+use crate::gpu::p2pmem::Provider;
 use crate::gpu::GpuMemory;
 use crate::pci::PciAddress;
 use crate::stats::{self, Counters, Gpu, Local};
@@ -136,7 +137,8 @@ impl GpuBuffer {
         Self::new(context, Kind::Host(HostMemory { start }), len as u64)
     }
 
-    /// Mapped memory of a PCIe device, such as the test GPU's.
+    /// Mapped memory of a PCIe device, such as a drive's controller memory buffer
+    /// ([`P2pMemory`](crate::gpu::p2pmem::P2pMemory)) or the test GPU's.
     ///
     /// # Errors
     ///
@@ -206,6 +208,11 @@ impl GpuBuffer {
         })
     }
 
+    /// Whether it is host memory, which never goes direct.
+    pub fn is_host(&self) -> bool {
+        matches!(self.memory.kind, Kind::Host(_))
+    }
+
     /// Its size, bytes.
     pub fn size(&self) -> u64 {
         self.range.end - self.range.start
@@ -243,10 +250,21 @@ impl Memory {
         }
     }
 
+    /// The provider that the kernel has mapped it from, if that is so.
+    pub(crate) fn provider(&self) -> Option<&Provider> {
+        match &self.kind {
+            Kind::Mapped(memory) => memory.provider(),
+            Kind::Host(_) | Kind::Cuda(_) | Kind::DmaBuf { .. } => None,
+        }
+    }
+
     /// Whether a part of it still is what it was when the buffer was made. If not, the
     /// registration ends: it may be of memory that others use now.
     pub(crate) fn check(&self, part: &Range<u64>) -> Result<(), Reason> {
         match &self.kind {
+            Kind::Mapped(memory) if memory.provider().is_some_and(|from| !from.is_there()) => {
+                Err(Reason::ProviderGone)
+            }
             Kind::Cuda(memory) if !memory.is_current(part) => {
                 *self
                     .registration

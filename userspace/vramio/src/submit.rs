@@ -4,7 +4,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
@@ -46,6 +46,12 @@ impl Submission {
         Pending { finish, cancel }
     }
 
+    /// Starts the request as [`submit`](Self::submit) does, and calls `then` with its result
+    /// in the thread that carried it out. It can't be waited for; what is given calls it off.
+    pub fn submit_then(self, then: impl FnOnce(Result<Outcome, Error>) + Send + 'static) -> Cancel {
+        self.start(Sink::Call(Mutex::new(Some(Box::new(then)))))
+    }
+
     fn start(mut self, sink: Sink) -> Cancel {
         let cancel = self.options.cancel.get_or_insert_default().clone();
         let task = Arc::new(Running {
@@ -82,7 +88,11 @@ struct Running {
 enum Sink {
     One(Arc<Finish<Result<Outcome, Error>>>),
     Batch(Arc<Queue<Completion>>, u64),
+    Call(Mutex<Option<Then>>),
 }
+
+/// What is called with a result, once.
+type Then = Box<dyn FnOnce(Result<Outcome, Error>) + Send>;
 
 impl Task for Running {
     fn enter(&self) {}
@@ -92,6 +102,12 @@ impl Task for Running {
         match &self.sink {
             Sink::One(finish) => finish.set(result),
             Sink::Batch(completions, tag) => completions.push(Completion { tag: *tag, result }),
+            Sink::Call(then) => {
+                let then = then.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(then) = then {
+                    then(result);
+                }
+            }
         }
     }
 }

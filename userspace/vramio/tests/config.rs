@@ -154,3 +154,12 @@ fn only_new_looks_outside() {
     assert_eq!(config.source(Key::SplitBytes), variable);
     assert_eq!(config.source(Key::Policy), Source::Default);
 }
+
+#[test]
+fn the_document_has_every_key() {
+    let text = include_str!("../../../docs/configuration.md");
+    for key in Key::ALL {
+        let row = format!("| `{key}` | `{}` |", key.variable());
+        assert!(text.contains(&row), "{row}");
+    }
+}

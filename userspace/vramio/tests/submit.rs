@@ -203,3 +203,34 @@ fn vectors_fill_one_buffer_after_the_other() {
     assert_eq!(file.len(), 9_000 + 8199);
     assert!(file[9_007..] == data[12..8204]);
 }
+
+/// What is called with a result is called once, also where the request fails or is called
+/// off.
+#[test]
+fn a_function_is_called_with_the_result() {
+    let dir = directory();
+    let context = context(|_| ());
+    let data = content(1, 0, (3 * PART) as usize);
+    make(&path(&dir), &data);
+    let file = open(&context, &path(&dir));
+    let vram = Vram::new(&context, 3 * PART);
+    let (results, received) = std::sync::mpsc::channel();
+    for part in 0..4 {
+        let results = results.clone();
+        let submission = submission(Direction::Read, &file, &vram.buffer, part);
+        let _ = submission.submit_then(move |result| {
+            results.send((part, result)).expect("it is received");
+        });
+    }
+    drop(results);
+    let mut seen: Vec<_> = received.iter().collect();
+    seen.sort_by_key(|(part, _)| *part);
+    assert_eq!(seen.len(), 4);
+    for (part, result) in seen {
+        match part {
+            0..3 => assert_eq!(result.expect("it reads").bytes, PART),
+            _ => assert_eq!(result.expect_err("no room").reason, Reason::OutOfRange),
+        }
+    }
+    assert!(vram.content() == data);
+}

@@ -25,6 +25,7 @@ pub fn cases() -> Vec<Case> {
         case("explain", explain),
         case("refusals", refusals),
         case("no-module", no_module),
+        case("configuration", configuration),
     ]
 }
 
@@ -226,6 +227,98 @@ fn no_module(context: &mut Context<'_>) -> Result<()> {
     ensure!(
         copy.exit == Exit::Code(1) && copy.stderr.contains("no-module"),
         "{copy:?}"
+    );
+    Ok(())
+}
+
+/// What the environment says decides how a file goes; the drive's trace agrees, and so do the
+/// counters that the process leaves.
+fn configuration(context: &mut Context<'_>) -> Result<()> {
+    let fs = FileSystem::Ext4;
+    let dir = filesystem::mounted(fs, context)?;
+    let plan = FilePlan::dense(&format!("{dir}/cli-configuration"), 75, MIB);
+    context.session.make(&plan)?;
+    let place = Place::of_file(filesystem::nsid(fs), &context.session.extents(&plan.path)?);
+    let device = context.vm.device(filesystem::nsid(fs))?;
+    let cases: [(&[&str], &str); 11] = [
+        (&[], ""),
+        (&["VRAMIO_THRESHOLD=128K"], "below-threshold"),
+        (&["VRAMIO_THRESHOLD=64K"], ""),
+        (&["VRAMIO_THRESHOLD=1G", "VRAMIO_THRESHOLDS=ext4=64K"], ""),
+        (&["VRAMIO_THRESHOLDS=ext4=65537,xfs=0"], "below-threshold"),
+        (&["VRAMIO_DENY_FILESYSTEMS=xfs,ext3"], "denied"),
+        (&["VRAMIO_DENY_DRIVERS=nvme"], "denied"),
+        (&[&format!("VRAMIO_DENY_DEVICES={device}")], "denied"),
+        (&[&format!("VRAMIO_DENY_MOUNTS={dir}")], "denied"),
+        (
+            &[&format!(
+                "VRAMIO_DENY_PATHS=/nowhere:{dir}/cli-configuration"
+            )],
+            "denied",
+        ),
+        (
+            &["VRAMIO_DENY_PATHS=/nowhere", "VRAMIO_DENY_MOUNTS=/mnt"],
+            "",
+        ),
+    ];
+    for (variables, reason) in cases {
+        let mark = context.vm.mark()?;
+        context.session.drop_caches()?;
+        let copy = [
+            "vramio", "cp", &plan.path, "gpu:0", "--chunk", "64K", "--json",
+        ];
+        let argv = [&["env", "VRAMIO_POLICY=allow"], variables, &copy].concat();
+        let said = run(context, &argv)?;
+        let account = context.vm.account(mark, &place)?;
+        ensure!(said["bytes"] == MIB, "{variables:?}: {said}");
+        let reasons = said["reasons"].as_array().context("no reasons")?;
+        let direct = reason.is_empty();
+        ensure!(
+            reasons.is_empty() == direct && reasons.iter().all(|said| said["reason"] == reason),
+            "{variables:?}: {said}"
+        );
+        let into_bar = if direct { MIB } else { 0 };
+        ensure!(
+            account.data.into_bar == into_bar,
+            "{variables:?}: {account:?}"
+        );
+        let offset = said["gpu_offset"].as_u64().context("no gpu_offset")?;
+        let found = context.vm.vram.read(offset, MIB)?;
+        if let Some(difference) = first_difference(&found, &plan.content(0, MIB)) {
+            bail!("{variables:?}: the GPU's memory: {difference}");
+        }
+
+        // The process that copied was the last to begin.
+        let all = run(context, &["vramio", "stats", "--ended", "--json"])?;
+        let last = all["processes"].as_array().and_then(|all| all.last());
+        let last = last.context("no process has counters")?;
+        ensure!(last["alive"] == false, "{last}");
+        let address = said["gpu"]["address"].as_str().context("no address")?;
+        let read = &last["gpus"][address]["read"];
+        ensure!(read["requests"] == 16 && read["bytes"] == MIB, "{last}");
+        let paths = read["paths"].as_object().context("no paths")?;
+        ensure!(paths.contains_key("direct-switch") == direct, "{last}");
+        let counted = &read["reasons"][if direct { "none" } else { reason }];
+        ensure!(
+            counted.as_u64().unwrap_or(0) == if direct { 0 } else { 16 },
+            "{last}"
+        );
+    }
+    // Strict is what the tool is if nobody says otherwise.
+    let argv = [
+        "env",
+        "VRAMIO_THRESHOLD=128K",
+        "vramio",
+        "cp",
+        &plan.path,
+        "gpu:0",
+        "--chunk",
+        "64K",
+    ];
+    let refused = exec(context, &argv)?;
+    ensure!(
+        refused.exit == Exit::Code(1) && refused.stderr.contains("below-threshold"),
+        "{refused:?}"
     );
     Ok(())
 }

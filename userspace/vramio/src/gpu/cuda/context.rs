@@ -87,6 +87,22 @@ impl Primary {
         };
         Ok((primary, Ctx::new(raw)?))
     }
+
+    /// Holds a context, which is current, if it is the primary one of its device. Another
+    /// one can't be held.
+    pub(super) fn hold(ctx: Ctx) -> Result<Option<Self>, Fault> {
+        let (mut device, mut flags, mut active) = (0, 0, 0);
+        // SAFETY: The pointers are valid during the calls.
+        unsafe {
+            call!(cuCtxGetDevice(&mut device))?;
+            call!(cuDevicePrimaryCtxGetState(device, &mut flags, &mut active))?;
+        }
+        if active == 0 {
+            return Ok(None);
+        }
+        let (primary, of) = Self::retain(device)?;
+        Ok((of == ctx).then_some(primary))
+    }
 }
 
 impl Drop for Primary {

@@ -28,6 +28,7 @@ pub(crate) fn pci(device: CUdevice) -> Option<PciAddress> {
     let text = unsafe { CStr::from_ptr(text.as_ptr()) };
     text.to_str().ok()?.parse().ok()
 }
+
 /// A CUDA device, by number, with its primary context.
 #[derive(Debug)]
 pub struct CudaGpu {

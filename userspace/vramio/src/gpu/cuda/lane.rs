@@ -6,7 +6,7 @@ use std::ffi::c_void;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUstream};
 
-use super::context::Ctx;
+use super::context::{Ctx, Primary};
 use super::driver::{call, Fault};
 
 /// How many ring slots a [`Lane`] has.
@@ -19,6 +19,8 @@ pub(crate) struct Lane {
     ctx: Ctx,
     stream: CUstream,
     marks: [CUevent; SLOTS],
+    /// Keeps the context.
+    hold: Option<Primary>,
 }
 
 // SAFETY: Streams and events may be used from any thread; a lane is used by one at a
@@ -32,6 +34,7 @@ impl Lane {
             ctx,
             stream: std::ptr::null_mut(),
             marks: [std::ptr::null_mut(); SLOTS],
+            hold: Primary::hold(ctx)?,
         };
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: The pointer is valid during the call.
@@ -47,6 +50,11 @@ impl Lane {
 
     pub(crate) fn is_of(&self, ctx: Ctx) -> bool {
         self.ctx == ctx
+    }
+
+    /// Whether its context is there as long as it is.
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold.is_some()
     }
 
     /// Copies into device memory.

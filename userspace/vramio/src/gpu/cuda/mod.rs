@@ -25,6 +25,6 @@ pub(crate) use context::{Ctx, Entered};
 pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
 pub(crate) use lane::{Lane, SLOTS};
-pub(crate) use pinned::{pin, unpin};
+pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
 pub(crate) use stream::wait_for;

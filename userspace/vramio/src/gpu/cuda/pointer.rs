@@ -65,6 +65,11 @@ fn attribute<T: Default>(which: Attribute, address: CUdeviceptr) -> Result<T, Fa
     Ok(value)
 }
 
+/// Whether the driver knows the address.
+pub(super) fn is_known(address: u64) -> bool {
+    attribute::<u32>(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address).is_ok()
+}
+
 /// The memory type of the driver for host memory.
 const MEMORY_HOST: u32 = 1;
 /// Most mappings that one buffer may consist of.

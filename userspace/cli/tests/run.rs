@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! `vramio run`, with a program that loads libcufile as clients do.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// Reads the file through libcufile into host memory, and ends in the way that it is told.
+const CLIENT: &str = r#"
+import ctypes, os, sys
+how, name, path = sys.argv[1:4]
+cufile = ctypes.CDLL(name)
+class Descr(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_uint64), ("fd", ctypes.c_int64), ("ops", ctypes.c_void_p)]
+class Error(ctypes.Structure):
+    _fields_ = [("err", ctypes.c_int), ("cu_err", ctypes.c_int)]
+cufile.cuFileHandleRegister.restype = Error
+cufile.cuFileRead.restype = ctypes.c_ssize_t
+fd = os.open(path, os.O_RDONLY)
+handle = ctypes.c_void_p()
+error = cufile.cuFileHandleRegister(ctypes.byref(handle), ctypes.byref(Descr(1, fd, None)))
+if error.err:
+    print(error.err)
+    sys.exit(3)
+data = ctypes.create_string_buffer(10000)
+got = cufile.cuFileRead(handle, data, ctypes.c_size_t(10000), ctypes.c_int64(0), ctypes.c_int64(0))
+print(got, data.raw[:got] == open(path, "rb").read(), os.path.exists("/dev/nvidia-fs0"))
+sys.stdout.flush()
+if how == "kill":
+    os.kill(os.getpid(), 9)
+if how == "exit":
+    os._exit(0)
+"#;
+
+/// The library, as cargo has built it beside the test.
+fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("the test's own path");
+    program.with_file_name("libcufile.so")
+}
+
+struct Run {
+    output: Output,
+    report: Vec<serde_json::Value>,
+}
+
+impl Run {
+    fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.output.stdout).into_owned()
+    }
+
+    fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.output.stderr).into_owned()
+    }
+}
+
+fn directory() -> TempDir {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    fs::write(directory.path().join("data"), vec![7; 9000]).expect("it can be written");
+    fs::write(directory.path().join("client.py"), CLIENT).expect("it can be written");
+    directory
+}
+
+fn run(directory: &Path, options: &[&str], command: &[&str]) -> Run {
+    let report = directory.join("report.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_vramio"))
+        .arg("run")
+        .arg("--library")
+        .arg(library())
+        .arg("--report")
+        .arg(&report)
+        .args(options)
+        .arg("--")
+        .args(command)
+        .current_dir(directory)
+        // The clients' own settings would count.
+        .env_remove("KVIKIO_COMPAT_MODE")
+        .output()
+        .expect("it runs");
+    let report = fs::read(&report).map_or_else(
+        |_| Vec::new(),
+        |text| serde_json::from_slice(&text).expect("the report is JSON"),
+    );
+    Run { output, report }
+}
+
+#[test]
+fn a_program_runs_on_our_library_by_each_of_its_names() {
+    let directory = directory();
+    for name in ["libcufile.so", "libcufile.so.0", "libcufile.so.1"] {
+        let run = run(
+            directory.path(),
+            &["--keep-dev"],
+            &["python3", "client.py", "end", name, "data"],
+        );
+        assert!(run.output.status.success(), "{}", run.stderr());
+        assert!(run.stdout().starts_with("9000 True"), "{}", run.stdout());
+        assert_eq!(run.report.len(), 1, "{}", run.stderr());
+        let report = &run.report[0];
+        assert_eq!(report["bytes"][0], 9000);
+        assert_eq!(report["requests"][0], 1);
+        assert_eq!(report["ended"], true);
+        let paths = report["paths"].as_object().expect("an object");
+        let sum: u64 = paths.values().filter_map(serde_json::Value::as_u64).sum();
+        assert_eq!(sum, 9000, "{paths:?}");
+        for part in [
+            "set LD_PRELOAD=",
+            "set LD_LIBRARY_PATH=",
+            "read 9000 bytes",
+            "nvidia-fs 2.27",
+        ] {
+            assert!(run.stderr().contains(part), "{part}: {}", run.stderr());
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_early_is_told_apart() {
+    let directory = directory();
+    for (how, status) in [("kill", 137), ("exit", 0)] {
+        let run = run(
+            directory.path(),
+            &["--keep-dev"],
+            &["python3", "client.py", how, "libcufile.so.0", "data"],
+        );
+        assert_eq!(run.output.status.code(), Some(status), "{}", run.stderr());
+        assert_eq!(run.report.len(), 1);
+        let report = &run.report[0];
+        assert_eq!(report["ended"], false);
+        assert!(run.stderr().contains("it was killed"), "{}", run.stderr());
+        // Its counters are in shared memory, which outlives it.
+        assert_eq!(
+            (&report["whole"], &report["bytes"][0]),
+            (&true.into(), &9000.into())
+        );
+    }
+}
+
+#[test]
+fn strict_copies_nothing() {
+    assert!(!Path::new("/dev/vramio").exists(), "unload vramio.ko");
+    let directory = directory();
+    let run = run(
+        directory.path(),
+        &["--strict", "--keep-dev"],
+        &["python3", "client.py", "end", "libcufile.so.0", "data"],
+    );
+    // The driver is not there: CU_FILE_DRIVER_NOT_INITIALIZED.
+    assert_eq!(run.output.status.code(), Some(3), "{}", run.stderr());
+    assert_eq!(run.stdout().trim(), "5001");
+    assert!(run.stderr().contains("load"), "{}", run.stderr());
+}
+
+#[test]
+fn who_calls_nothing_is_told_so() {
+    let directory = directory();
+    let run = run(directory.path(), &["--keep-dev"], &["true"]);
+    assert!(run.output.status.success());
+    assert!(
+        run.stderr().contains("no process called cuFile"),
+        "{}",
+        run.stderr()
+    );
+    assert_eq!(run.report.len(), 0);
+}
+
+#[test]
+fn what_cannot_be_started_is_named() {
+    let directory = directory();
+    let run = run(directory.path(), &["--keep-dev"], &["/no/such/program"]);
+    assert_eq!(run.output.status.code(), Some(127));
+    assert!(
+        run.stderr().contains("/no/such/program"),
+        "{}",
+        run.stderr()
+    );
+}
+
+/// The node is there for the program, and for nobody else.
+#[test]
+fn the_node_is_the_programs_own() {
+    let directory = directory();
+    let node = Path::new("/dev/nvidia-fs0");
+    assert!(
+        !node.exists(),
+        "this test is about a machine without nvidia-fs"
+    );
+    let run = run(
+        directory.path(),
+        &[],
+        &["python3", "client.py", "end", "libcufile.so.0", "data"],
+    );
+    assert!(run.output.status.success(), "{}", run.stderr());
+    // Whether the caller may make one depends on who runs the test.
+    let made = run.stderr().contains("made /dev/nvidia-fs0");
+    assert!(
+        made || run.stderr().contains("make /dev/nvidia-fs0: "),
+        "{}",
+        run.stderr()
+    );
+    assert_eq!(
+        run.stdout().trim(),
+        format!("9000 True {}", if made { "True" } else { "False" })
+    );
+    assert!(!node.exists());
+}
