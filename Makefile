@@ -11,7 +11,7 @@ READY = PATH=$$(qemu/bootstrap.sh) && export PATH
 VM = $(READY) && cargo run --quiet --package vramio-qemu --bin vramio-vm --
 VM_TESTS = $(READY) && cargo run --quiet --package vramio-vm-tests --
 
-LANES = abi host guest smoke-72
+LANES = abi host guest smoke-72 618
 KERNELS = 7.3 7.2
 SCRIPTS = .ci/run $(shell find . -name '*.sh' -not -path './build/*' -not -path './target/*')
 KERNEL_RUST = $(shell find rust -name '*.rs' -not -name '*_generated.rs')
@@ -40,7 +40,7 @@ test: ## Run the tests of all lanes.
 	if [ -n "$$failed" ]; then echo "test: FAILED:$$failed"; exit 1; fi; \
 	echo 'test: PASS'
 
-.PHONY: test-abi test-host test-guest test-smoke-72 test-debug
+.PHONY: test-abi test-host test-guest test-smoke-72 test-618 test-debug
 test-abi: ## Lane: the ABI's layout, Rust against C.
 	@$(VM) host-tests --lane abi --package vramio-abi $(FILTER)
 
@@ -52,6 +52,9 @@ test-guest: ## Lane: all that runs in a VM.
 
 test-smoke-72: ## Lane: the smoke part of the above on kernel 7.2.
 	@$(VM_TESTS) --kernel 7.2 --smoke $(FILTER)
+
+test-618: ## Lane: what goes direct without our module, on a stock kernel 6.18.
+	@$(VM_TESTS) --kernel 6.18 --stock $(or $(FILTER),p2pdma/)
 
 .PHONY: soak
 soak: ## Slow lane: what requests rest on goes away, ROUNDS=50 times (SEED=n: from this round on; FUZZ=n: fuzz, too).
@@ -91,11 +94,19 @@ bench-kernel: ## Count the guest's instructions per request (PROFILE=1: by funct
 	cargo run --quiet --package vramio-bench-kernel --
 
 .PHONY: bench-gpu
-bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB).
+bench-gpu: ## Measure the compat engine on this machine's CUDA GPU (FILE=, SIZE= in MiB, ROUNDS=).
 	@$(READY) && cargo build --quiet --release --package vramio-bench-gpu && \
 	python3 tests/bench/gpu/export.py && \
 	"$${CARGO_TARGET_DIR:-target}/release/vramio-bench-gpu" \
-		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)')
+		$(if $(FILE),--file '$(FILE)') $(if $(SIZE),--size '$(SIZE)') \
+		$(if $(ROUNDS),--rounds '$(ROUNDS)')
+
+.PHONY: test-gpu collect-gpu
+test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
+	@tests/gpu/run.sh build/gpu
+
+collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
+	@$(READY) && tests/gpu/collect.sh build/gpu
 
 .PHONY: test-gpu-clients
 test-gpu-clients: ## Run cuFile's clients on this machine's CUDA GPU (DIRS='DIR ...', SIZE= in MiB).

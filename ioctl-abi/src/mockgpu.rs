@@ -114,11 +114,11 @@ pub struct MockgpuFree {
     pub offset: u64,
 }
 
-/// Exports an allocation of this open file as a dma-buf. The memory stays while the
-/// dma-buf does, whether the allocation is freed or not.
+/// Exports an allocation of this open file, or a part of it, as a dma-buf. The memory
+/// stays while the dma-buf does, whether the allocation is freed or not.
 ///
 /// Errors: `ENOENT` (no allocation of this open file begins there), `EINVAL` (kind,
-/// flags), `ENODEV` (the device is going away), `ENOMEM`, `EMFILE`.
+/// flags, part), `ENODEV` (the device is going away), `ENOMEM`, `EMFILE`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MockgpuExport {
@@ -132,6 +132,13 @@ pub struct MockgpuExport {
     pub kind: u32,
     /// *Out*: the dma-buf's descriptor.
     pub fd: i32,
+    /// Where in the allocation the part begins, bytes; whole pages.
+    pub start: u64,
+    /// Bytes of the part, whole pages; 0: up to the end.
+    pub len: u64,
+    /// Not 0: it can be mapped only while no more than so many bytes of the GPU's
+    /// memory are mapped for importers, its own included (else `ENOSPC`).
+    pub room: u64,
 }
 
 /// Moves an exported allocation to another place of the GPU's memory, content and

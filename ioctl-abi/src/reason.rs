@@ -240,11 +240,23 @@ pub enum Reason {
     Denied = 275,
     /// io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
     NoIoUring = 280,
+    /// The GPU may use old data after a drive's write, and its driver offers no flush.
+    WriteOrder = 281,
+    /// No program can do I/O on the mapping of this memory: the kernel knows no pages of it.
+    NoPublicMapping = 282,
+    /// The kernel maps no P2PDMA memory into a process.
+    KernelTooOld = 283,
+    /// The PCI function is no P2PDMA provider.
+    NoProvider = 284,
+    /// The kernel takes no peer-to-peer pages for this drive, or they can't reach it.
+    NoPeerRoute = 285,
+    /// The request went by user mapping: the kernel keeps no account that says how.
+    NoAccounts = 286,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 114] = [
+    pub const ALL: [Reason; 120] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -359,6 +371,12 @@ impl Reason {
         Reason::Zfs,
         Reason::Denied,
         Reason::NoIoUring,
+        Reason::WriteOrder,
+        Reason::NoPublicMapping,
+        Reason::KernelTooOld,
+        Reason::NoProvider,
+        Reason::NoPeerRoute,
+        Reason::NoAccounts,
     ];
 
     /// The reason with this number.
@@ -870,8 +888,8 @@ impl Reason {
             ),
             Reason::NoSecondFd => (
                 "no-second-fd",
-                "the file cannot be opened a second time through /proc/self/fd, so cached data cannot be taken from the page cache",
-                "mount /proc, or let the caller open the file without O_DIRECT",
+                "the file cannot be opened a second time through /proc/self/fd, as direct I/O or the page cache needs it",
+                "mount /proc, and let the caller keep the right to open the file",
             ),
             Reason::StaleBuffer => (
                 "stale-buffer",
@@ -952,6 +970,36 @@ impl Reason {
                 "no-io-uring",
                 "io_uring can't be used: system calls that wait do the same, with fewer requests at the drive",
                 "set kernel.io_uring_disabled to 0, and let the container's seccomp profile allow io_uring",
+            ),
+            Reason::WriteOrder => (
+                "write-order",
+                "the GPU does not order a drive's writes before its own reads, and its driver offers no flush",
+                "use a newer driver, or a GPU whose writes are ordered (GPU_DIRECT_RDMA_WRITES_ORDERING)",
+            ),
+            Reason::NoPublicMapping => (
+                "no-public-mapping",
+                "there is no public call that maps this memory so that O_DIRECT reaches it",
+                "load vramio.ko, which takes it as a dma-buf, or use memory of a P2PDMA provider",
+            ),
+            Reason::KernelTooOld => (
+                "kernel-too-old",
+                "the kernel lets no process map the memory of a P2PDMA provider (Linux before 6.2)",
+                "use Linux 6.2 or later",
+            ),
+            Reason::NoProvider => (
+                "no-provider",
+                "the PCI function offers no P2PDMA memory, or the kernel is without CONFIG_PCI_P2PDMA",
+                "name an NVMe drive with a controller memory buffer (CMB), or a function whose driver offers its memory",
+            ),
+            Reason::NoPeerRoute => (
+                "no-peer-route",
+                "the kernel has no peer-to-peer way between the drive below the file and the memory's PCI function",
+                "put both below one PCIe switch; check ACS and the host bridge (kernel log: pci p2pdma)",
+            ),
+            Reason::NoAccounts => (
+                "no-accounts",
+                "the way was found out before the request; the kernel keeps no account that would confirm it afterwards",
+                "load vramio.ko, which looks at the kernel's accounts",
             ),
         }
     }

@@ -89,7 +89,7 @@ pub fn prepare(stock: Prepared) -> Result<Prepared> {
         release: read(&dir.join(RELEASE))?,
         vmlinuz: dir.join(IMAGE),
         modules: dir.join(MODULES),
-        tree: dir.join(TREE),
+        tree: Some(dir.join(TREE)),
         variant: Variant::Debug,
     };
     Ok(Prepared { kernel, ..stock })
@@ -142,7 +142,7 @@ pub fn leaks(session: &Session) -> Result<String, GuestError> {
 
 /// Its name in the cache: it changes with source, compilers and options.
 fn entry_name(stock: &Kernel) -> Result<String> {
-    let tree = stock.tree.file_name().context("the tree has no name")?;
+    let tree = stock.tree()?.file_name().context("the tree has no name")?;
     let hash = Sha256::digest(format!("{RECIPE}\n{CONFIG}"));
     let id: String = hash.iter().take(6).map(|b| format!("{b:02x}")).collect();
     let of = tree.to_string_lossy();
@@ -154,7 +154,7 @@ fn build(stock: &Prepared, dir: &Path, log: &Path) -> Result<()> {
     let tree = dir.join(TREE);
     let binds = [
         Bind {
-            path: &stock.kernel.tree,
+            path: stock.kernel.tree()?,
             writable: false,
         },
         Bind {
@@ -171,7 +171,7 @@ fn build(stock: &Prepared, dir: &Path, log: &Path) -> Result<()> {
     let mut copy = stock.root.command("cp", &binds);
     run(copy
         .args(["-a", "--reflink=auto"])
-        .args([&stock.kernel.tree, &tree]))?;
+        .args([stock.kernel.tree()?, &tree]))?;
     run(make().arg("mrproper"))?;
 
     let options = tree.join("debug.config");
@@ -227,7 +227,7 @@ mod tests {
             release: "7.3.4+deb13-amd64".into(),
             vmlinuz: "/c/image-x/vmlinuz".into(),
             modules: "/c/image-x/lib/modules/x".into(),
-            tree: "/c/tree-7.3.4-1-r1-root-trixie-1".into(),
+            tree: Some("/c/tree-7.3.4-1-r1-root-trixie-1".into()),
             variant: Variant::Stock,
         };
         let name = entry_name(&stock).unwrap();

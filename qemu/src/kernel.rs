@@ -76,15 +76,15 @@ pub struct Kernel {
     /// `lib/modules/RELEASE`: `modules.dep` and the `.ko.xz` files. The debug kernel
     /// has `modules.builtin` alone.
     pub modules: PathBuf,
-    /// The prepared source tree.
-    pub tree: PathBuf,
+    /// The prepared source tree, if modules can be built.
+    pub tree: Option<PathBuf>,
     /// How it was built.
     pub variant: Variant,
 }
 
 impl Kernel {
     /// The kernel whose entries are `image` and `tree`.
-    pub fn new(spec: &KernelSpec, image: &Path, tree: PathBuf) -> Self {
+    pub fn new(spec: &KernelSpec, image: &Path, tree: Option<PathBuf>) -> Self {
         Self {
             series: spec.series.clone(),
             release: spec.release.clone(),
@@ -93,6 +93,17 @@ impl Kernel {
             tree,
             variant: Variant::Stock,
         }
+    }
+
+    /// The prepared source tree.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn tree(&self) -> Result<&Path> {
+        self.tree
+            .as_deref()
+            .with_context(|| format!("no module is built for kernel {}", self.release))
     }
 }
 
@@ -157,8 +168,9 @@ pub fn prepare_tree(
 ) -> Result<()> {
     let step = Step::start(&format!("kernel source {}", spec.release));
     let scratch = dir.join(".debs");
-    unpack(&step, &debs.join(&spec.headers.file), &scratch, log)?;
-    unpack(&step, &debs.join(&spec.source.file), &scratch, log)?;
+    for package in [&spec.headers, &spec.source].into_iter().flatten() {
+        unpack(&step, &debs.join(&package.file), &scratch, log)?;
+    }
     let tarball = scratch.join(format!("usr/src/linux-source-{}.tar.xz", spec.series));
     let binds = [Bind {
         path: dir,

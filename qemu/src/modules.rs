@@ -86,7 +86,7 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     eprintln!("{} for {}", flavour.directory(), kernel.release);
     let binds = [
         Bind {
-            path: &kernel.tree,
+            path: kernel.tree()?,
             writable: false,
         },
         Bind {
@@ -100,7 +100,7 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     ];
     let mut make = root.command("make", &binds);
     make.arg("-C")
-        .arg(&kernel.tree)
+        .arg(kernel.tree()?)
         .arg(kernel.variant.compiler())
         .arg(assign("M", &repo)?)
         .arg(assign("MO", &out)?)

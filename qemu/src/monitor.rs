@@ -110,6 +110,19 @@ impl Monitor {
         self.execute(&add).map(drop)
     }
 
+    /// Writes `len` bytes from a physical address of the guest on into a file.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU refuses it or is gone.
+    pub fn save_physical(&mut self, addr: u64, len: u64, file: &Path) -> Result<()> {
+        let save: qmp::pmemsave = serde_json::from_value(serde_json::json!({
+            "val": addr, "size": len, "filename": file,
+        }))
+        .context("build the command to save memory")?;
+        self.execute(&save).map(drop)
+    }
+
     /// Asks the guest to let go of a device.
     ///
     /// # Errors

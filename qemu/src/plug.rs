@@ -4,7 +4,6 @@
 
 use crate::machine::{self, Config};
 use crate::monitor::Monitor;
-use crate::topology::Disk;
 use anyhow::{Context, Result};
 
 /// A device, as QEMU's command line and its monitor want it.
@@ -38,9 +37,13 @@ impl Plug {
     pub fn controller(config: &Config, serial: &str, id: String, port: usize) -> Self {
         let mut properties = config.topology.place(port);
         properties.push(("serial", serial.to_owned()));
-        let of_it = |disk: &&Disk| disk.serial == serial && disk.alone;
-        if let Some(disk) = config.disks.iter().find(of_it) {
-            properties.push(("drive", disk.drive()));
+        for disk in config.disks.iter().filter(|disk| disk.serial == serial) {
+            if disk.alone {
+                properties.push(("drive", disk.drive()));
+            }
+            if disk.cmb_mib > 0 {
+                properties.push(("cmb_size_mb", disk.cmb_mib.to_string()));
+            }
         }
         Self {
             driver: "nvme",
@@ -106,6 +109,7 @@ impl Plug {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Disk;
 
     #[test]
     fn a_disk_is_found_behind_all_ports() {
@@ -116,12 +120,15 @@ mod tests {
             },
             Disk::new("many", 2, 512),
             Disk::new("many", 3, 512),
-            Disk::new("own", 1, 512).alone(),
+            Disk {
+                cmb_mib: 64,
+                ..Disk::new("own", 1, 512).alone()
+            },
         ];
         let config = Config::new("plug", disks);
         assert_eq!(
             Plug::disk(&config, 1).unwrap().argument(),
-            "nvme,id=nvme2,bus=port4,serial=own,drive=drive1"
+            "nvme,id=nvme2,bus=port4,serial=own,drive=drive1,cmb_size_mb=64"
         );
         assert!(Plug::disk(&config, 2).is_err());
         assert_eq!(

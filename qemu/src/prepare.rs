@@ -30,7 +30,8 @@ pub struct Prepared {
 }
 
 /// Prepares the preferred supported series, or `series` (such as `7.2`), or the debug
-/// kernel of the preferred one ([`debug::SERIES`]).
+/// kernel of the preferred one ([`debug::SERIES`]), or one of [`resolve::IMAGES`], for which
+/// no module can be built.
 ///
 /// With `update` the archive is asked again which versions are the newest.
 ///
@@ -84,7 +85,10 @@ fn ready(cache: &Cache, resolved: &Resolved, series: Option<&str>) -> Option<Pre
     let entry = |name: &str| cache.has(name).then(|| cache.path(name));
     let root = entry(&resolved.root.entry)?;
     let image = entry(&spec.image_entry())?;
-    let tree = entry(&spec.tree_entry(&resolved.root))?;
+    let tree = match spec.tree_entry(&resolved.root) {
+        Some(name) => Some(entry(&name)?),
+        None => None,
+    };
     Some(Prepared {
         cache: cache.clone(),
         root: BuildRoot::new(root),
@@ -115,7 +119,10 @@ fn needed(cache: &Cache, known: Option<&Resolved>, series: Option<&str>) -> u64 
         if cache.has(&spec.image_entry()) {
             needed -= kernel::IMAGE_SPACE;
         }
-        if cache.has(&spec.tree_entry(&known.root)) {
+        if spec
+            .tree_entry(&known.root)
+            .is_none_or(|tree| cache.has(&tree))
+        {
             needed -= kernel::TREE_SPACE;
         }
     }
@@ -124,7 +131,9 @@ fn needed(cache: &Cache, known: Option<&Resolved>, series: Option<&str>) -> u64 
 
 /// Whether all entries of the kernel are there.
 fn is_made(cache: &Cache, resolved: &Resolved, spec: &KernelSpec) -> bool {
-    cache.has(&spec.image_entry()) && cache.has(&spec.tree_entry(&resolved.root))
+    spec.entries(&resolved.root)
+        .iter()
+        .all(|entry| cache.has(entry))
 }
 
 /// `fresh`, but with what `known` has and is already made.
@@ -133,9 +142,14 @@ fn merge(cache: &Cache, known: &Resolved, fresh: Resolved) -> Resolved {
     if cache.has(&known.root.entry) {
         merged.root = known.root.clone();
     }
-    for (series, spec) in &known.kernels {
-        if is_made(cache, known, spec) {
-            merged.kernels.insert(series.clone(), spec.clone());
+    for (made, specs) in [
+        (&mut merged.kernels, &known.kernels),
+        (&mut merged.images, &known.images),
+    ] {
+        for (series, spec) in specs {
+            if is_made(cache, known, spec) {
+                made.insert(series.clone(), spec.clone());
+            }
         }
     }
     merged
@@ -155,7 +169,7 @@ fn fill(
     apt: Option<&Apt>,
 ) -> Result<()> {
     let spec = resolved.kernel(series)?;
-    let (image, tree) = (spec.image_entry(), spec.tree_entry(&resolved.root));
+    let image = spec.image_entry();
     let apt = || apt.context("the archive was not asked: run `make prepare UPDATE=1`");
     let root = writer.entry(&resolved.root.entry, |dir, log| {
         root::build(&apt()?.root_sources(), writer.hold()?, dir, log)
@@ -177,9 +191,11 @@ fn fill(
     writer.entry(&image, |dir, log| {
         kernel::unpack_image(spec, &debs, &root, dir, log)
     })?;
-    writer.entry(&tree, |dir, log| {
-        kernel::prepare_tree(spec, &debs, &root, dir, log)
-    })?;
+    if let Some(tree) = spec.tree_entry(&resolved.root) {
+        writer.entry(&tree, |dir, log| {
+            kernel::prepare_tree(spec, &debs, &root, dir, log)
+        })?;
+    }
     for package in spec.packages() {
         // The entries have all of it.
         let _ = fs::remove_file(debs.join(package.file));
@@ -190,8 +206,8 @@ fn fill(
 /// Removes what an update has replaced.
 fn prune(writer: &Writer<'_>, resolved: &Resolved) -> Result<()> {
     let mut wanted = vec![resolved.root.entry.clone()];
-    for spec in resolved.kernels.values() {
-        wanted.extend([spec.image_entry(), spec.tree_entry(&resolved.root)]);
+    for spec in resolved.kernels.values().chain(resolved.images.values()) {
+        wanted.extend(spec.entries(&resolved.root));
     }
     for name in writer.names()? {
         let ours = ["root-", "image-", "tree-", "guest-"]
@@ -255,23 +271,21 @@ mod tests {
             release: format!("{version}+deb13-amd64"),
             version: version.into(),
             image: vec![package("image", version)],
-            headers: package("headers", version),
-            source: package("source", version),
+            headers: Some(package("headers", version)),
+            source: Some(package("source", version)),
         };
         Resolved {
             root: RootSpec { entry: root.into() },
             kernels: BTreeMap::from([("7.3".to_owned(), spec)]),
+            images: BTreeMap::new(),
         }
     }
 
     fn make(cache: &Cache, resolved: &Resolved) {
         let spec = resolved.kernel(None).unwrap();
-        for name in [
-            &resolved.root.entry,
-            &spec.image_entry(),
-            &spec.tree_entry(&resolved.root),
-        ] {
-            fs::create_dir(cache.path(name)).unwrap();
+        fs::create_dir(cache.path(&resolved.root.entry)).unwrap();
+        for name in spec.entries(&resolved.root) {
+            fs::create_dir(cache.path(&name)).unwrap();
         }
     }
 

@@ -16,6 +16,10 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The `vramio` tool.
     pub cli: PathBuf,
+    /// The mock of CUDA's driver.
+    pub mock_cuda: PathBuf,
+    /// Makes requests of the crate.
+    pub requests: PathBuf,
 }
 
 /// What cargo says about something that it built.
@@ -37,11 +41,14 @@ struct Target {
 ///
 /// When cargo cannot be run or the build fails.
 pub fn build(checkout: &Path) -> Result<Programs> {
-    let options = "--bins --package vramio-guest --package vramio-cli";
+    let options =
+        "--bins --lib --package vramio-guest --package vramio-cli --package vramio-mock-cuda";
     let mut built = Built::new(checkout, options)?;
     Ok(Programs {
         agent: built.take("vramio-guest")?,
         cli: built.take("vramio")?,
+        mock_cuda: built.take("cuda")?,
+        requests: built.take("vramio-requests")?,
     })
 }
 
@@ -80,7 +87,10 @@ impl Built {
                     .kind
                     .iter()
                     .any(|kind| kinds.contains(&kind.as_str()));
-                let file = artifact.filenames.into_iter().next().filter(|_| of_ours)?;
+                let mut files = artifact.filenames.into_iter();
+                // A library for Rust besides is none for the guest.
+                let file = files.find(|file| file.extension().is_none_or(|kind| kind != "rlib"));
+                let file = file.filter(|_| of_ours)?;
                 Some((artifact.target.name, file))
             })
             .collect();

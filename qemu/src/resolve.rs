@@ -14,6 +14,10 @@ use std::collections::BTreeMap;
 /// The series that the module supports, the preferred one first.
 pub const SERIES: &[&str] = &["7.3", "7.2"];
 
+/// The series that are booted as they are, without our module: those that show what goes
+/// direct without it.
+pub const IMAGES: &[&str] = &["6.18"];
+
 /// Changes when the way kernels are unpacked and prepared does.
 const RECIPE: u32 = 1;
 
@@ -24,6 +28,9 @@ pub struct Resolved {
     pub root: RootSpec,
     /// The kernels by series.
     pub kernels: BTreeMap<String, KernelSpec>,
+    /// Those of [`IMAGES`].
+    #[serde(default)]
+    pub images: BTreeMap<String, KernelSpec>,
 }
 
 /// A version of the build root.
@@ -44,10 +51,10 @@ pub struct KernelSpec {
     pub version: String,
     /// The packages with image, modules and their indexes.
     pub image: Vec<Package>,
-    /// The package with `.config` and `Module.symvers`.
-    pub headers: Package,
-    /// The package with the source.
-    pub source: Package,
+    /// The package with `.config` and `Module.symvers`; none for [`IMAGES`].
+    pub headers: Option<Package>,
+    /// The package with the source; none for [`IMAGES`].
+    pub source: Option<Package>,
 }
 
 impl KernelSpec {
@@ -56,15 +63,25 @@ impl KernelSpec {
         format!("image-{}", self.id())
     }
 
-    /// The name of the entry with the tree that `root`'s compiler prepared.
-    pub fn tree_entry(&self, root: &RootSpec) -> String {
-        format!("tree-{}-{}", self.id(), root.entry)
+    /// The name of the entry with the tree that `root`'s compiler prepared, if modules
+    /// are built for it.
+    pub fn tree_entry(&self, root: &RootSpec) -> Option<String> {
+        self.source
+            .as_ref()
+            .map(|_| format!("tree-{}-{}", self.id(), root.entry))
+    }
+
+    /// The names of all its entries.
+    pub fn entries(&self, root: &RootSpec) -> Vec<String> {
+        let tree = self.tree_entry(root);
+        std::iter::once(self.image_entry()).chain(tree).collect()
     }
 
     /// All its packages.
     pub fn packages(&self) -> Vec<Package> {
         let mut all = self.image.clone();
-        all.extend([self.headers.clone(), self.source.clone()]);
+        all.extend(self.headers.clone());
+        all.extend(self.source.clone());
         all
     }
 
@@ -76,7 +93,7 @@ impl KernelSpec {
 }
 
 impl Resolved {
-    /// Asks `apt`'s metadata for the build root and all supported series.
+    /// Asks `apt`'s metadata for the build root, all supported series and [`IMAGES`].
     ///
     /// # Errors
     ///
@@ -99,7 +116,18 @@ impl Resolved {
                 reasons.join("; ")
             );
         }
-        Ok(Self { root, kernels })
+        let mut images = BTreeMap::new();
+        for series in IMAGES {
+            // The archive drops old series; then their tests say so.
+            if let Some(spec) = image(apt, series)? {
+                images.insert((*series).to_owned(), spec);
+            }
+        }
+        Ok(Self {
+            root,
+            kernels,
+            images,
+        })
     }
 
     /// The kernel of `series`, or of the preferred one.
@@ -112,7 +140,7 @@ impl Resolved {
         let wanted: Vec<&str> = series.map_or_else(|| SERIES.to_vec(), |series| vec![series]);
         wanted
             .iter()
-            .find_map(|series| self.kernels.get(*series))
+            .find_map(|series| self.kernels.get(*series).or(self.images.get(*series)))
             .with_context(|| {
                 format!(
                     "the archive has no complete kernel {}: a stock image with headers and \
@@ -123,16 +151,18 @@ impl Resolved {
     }
 }
 
-/// Checks that `series` is one that the module supports.
+/// Checks that `series` is one that the module supports, or one of [`IMAGES`].
 ///
 /// # Errors
 ///
 /// When it is not.
 pub fn check_series(series: Option<&str>) -> Result<()> {
     match series {
-        Some(series) if !SERIES.contains(&series) => bail!(
-            "the kernel series {series} is not supported; these are: {}",
-            SERIES.join(", ")
+        Some(series) if !SERIES.contains(&series) && !IMAGES.contains(&series) => bail!(
+            "the kernel series {series} is not supported; these are: {}, and without modules \
+             {}",
+            SERIES.join(", "),
+            IMAGES.join(", ")
         ),
         _ => Ok(()),
     }
@@ -140,6 +170,17 @@ pub fn check_series(series: Option<&str>) -> Result<()> {
 
 /// The newest stock kernel of `series` with everything of the same version.
 fn kernel(apt: &Apt, series: &str) -> Result<KernelSpec> {
+    newest(&packages(apt, series)?, series)
+        .with_context(|| format!("no complete stock kernel {series} in the archive"))
+}
+
+/// The newest stock image of `series`, if there is one.
+fn image(apt: &Apt, series: &str) -> Result<Option<KernelSpec>> {
+    Ok(newest_image(&packages(apt, series)?, series))
+}
+
+/// The packages of all stock kernels of `series`.
+fn packages(apt: &Apt, series: &str) -> Result<Vec<Package>> {
     let images: Vec<String> = apt
         .names(&format!("linux-image-{series}."))?
         .into_iter()
@@ -153,13 +194,27 @@ fn kernel(apt: &Apt, series: &str) -> Result<KernelSpec> {
             names.push(format!("linux-{kind}-{release}"));
         }
     }
-    newest(&apt.show(&names)?, series)
-        .with_context(|| format!("no complete stock kernel {series} in the archive"))
+    apt.show(&names)
 }
 
 /// The newest complete kernel of `series` among `packages`.
 fn newest(packages: &[Package], series: &str) -> Option<KernelSpec> {
-    let find = |name: &str, version: &str| {
+    images(packages, series).find(|spec| spec.headers.is_some() && spec.source.is_some())
+}
+
+/// The newest image of `series` among `packages`, alone.
+fn newest_image(packages: &[Package], series: &str) -> Option<KernelSpec> {
+    let spec = images(packages, series).next()?;
+    Some(KernelSpec {
+        headers: None,
+        source: None,
+        ..spec
+    })
+}
+
+/// The kernels of `series` among `packages`, the newest first.
+fn images<'a>(packages: &'a [Package], series: &'a str) -> impl Iterator<Item = KernelSpec> + 'a {
+    let find = move |name: &str, version: &str| {
         packages
             .iter()
             .find(|p| p.name == name && p.version == version)
@@ -170,7 +225,7 @@ fn newest(packages: &[Package], series: &str) -> Option<KernelSpec> {
         .filter_map(|p| Some((patch_level(&p.name, series)?, p)))
         .collect();
     images.sort_by(|(a, p), (b, q)| b.cmp(a).then_with(|| q.version.cmp(&p.version)));
-    images.into_iter().find_map(|(_, image)| {
+    images.into_iter().map(move |(_, image)| {
         let release = image.name.trim_start_matches("linux-image-");
         let part = |kind: &str| find(&format!("linux-{kind}-{release}"), &image.version);
         // Newer packaging leaves linux-image empty.
@@ -179,14 +234,14 @@ fn newest(packages: &[Package], series: &str) -> Option<KernelSpec> {
             _ => vec![image.clone()],
         };
         files.extend(part("base"));
-        Some(KernelSpec {
+        KernelSpec {
             series: series.to_owned(),
             release: release.to_owned(),
             version: image.version.clone(),
-            headers: part("headers")?,
-            source: find(&format!("linux-source-{series}"), &image.version)?,
+            headers: part("headers"),
+            source: find(&format!("linux-source-{series}"), &image.version),
             image: files,
-        })
+        }
     })
 }
 
@@ -252,7 +307,33 @@ mod tests {
         let spec = newest(&packages, "7.2").unwrap();
         assert_eq!(spec.release, "7.2.12+deb13-amd64");
         assert_eq!(spec.image.len(), 3);
-        assert_eq!(spec.source.version, "7.2.12-1");
+        assert_eq!(spec.source.map(|p| p.version).as_deref(), Some("7.2.12-1"));
+    }
+
+    #[test]
+    fn an_image_alone_needs_no_source() {
+        let mut packages = split("6.18.9+deb13-amd64", "6.18.9-1");
+        packages.extend(split("6.18.15+deb13-amd64", "6.18.15-1"));
+        assert_eq!(newest(&packages, "6.18"), None);
+        let spec = newest_image(&packages, "6.18").unwrap();
+        assert_eq!(spec.release, "6.18.15+deb13-amd64");
+        assert_eq!(spec.packages(), spec.image);
+        let root = RootSpec {
+            entry: "root-x".into(),
+        };
+        assert_eq!(spec.entries(&root), [spec.image_entry()]);
+        assert_eq!(newest_image(&packages, "6.17"), None);
+    }
+
+    #[test]
+    fn what_an_older_harness_resolved_is_read() {
+        let old = r#"{"root":{"entry":"root-x"},"kernels":{"7.3":{"series":"7.3","release":"r",
+            "version":"v","image":[],
+            "headers":{"name":"h","version":"v","size":1,"file":"h.deb"},
+            "source":{"name":"s","version":"v","size":1,"file":"s.deb"}}}}"#;
+        let resolved: Resolved = serde_json::from_str(old).unwrap();
+        assert!(resolved.kernel(Some("7.3")).unwrap().source.is_some());
+        assert!(resolved.kernel(Some("6.18")).is_err());
     }
 
     #[test]
@@ -284,12 +365,13 @@ mod tests {
             entry: "root-x".into(),
         };
         assert_eq!(
-            spec.tree_entry(&root),
-            "tree-7.2.9+deb13-amd64-7.2.9-1-bpo13+1-r1-root-x"
+            spec.tree_entry(&root).as_deref(),
+            Some("tree-7.2.9+deb13-amd64-7.2.9-1-bpo13+1-r1-root-x")
         );
         let resolved = Resolved {
             root,
             kernels: BTreeMap::from([("7.2".to_owned(), spec)]),
+            images: BTreeMap::new(),
         };
         assert_eq!(resolved.kernel(None).unwrap().series, "7.2");
         assert!(resolved

@@ -119,6 +119,8 @@ pub struct Disk {
     pub paths: usize,
     /// The sector of 512 bytes that cannot be read.
     pub bad_sector: Option<u64>,
+    /// MiB of its controller's memory buffer (CMB); 0: there is none.
+    pub cmb_mib: u64,
 }
 
 impl Disk {
@@ -132,6 +134,7 @@ impl Disk {
             alone: false,
             paths: 1,
             bad_sector: None,
+            cmb_mib: 0,
         }
     }
 

@@ -66,6 +66,8 @@ impl Parts {
         let mut extras = vec![
             extra(&programs.agent, "usr/bin/vramio-guest", 0o755),
             extra(&programs.cli, "usr/bin/vramio", 0o755),
+            extra(&programs.mock_cuda, "usr/lib/mock-cuda/libcuda.so.1", 0o755),
+            extra(&programs.requests, "usr/bin/vramio-requests", 0o755),
         ];
         if let Some(modules) = modules {
             for (name, file) in modules.files() {
@@ -410,6 +412,17 @@ impl Vm {
     /// When it cannot be opened.
     pub fn vram_of(&self, gpu: usize) -> Result<Backing> {
         Backing::open(&self.dir.vram(gpu))
+    }
+
+    /// `len` bytes from a physical address of the guest on: of its RAM, or of a device.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU is gone or cannot write them into a file.
+    pub fn physical(&mut self, addr: u64, len: u64) -> Result<Vec<u8>> {
+        let file = self.dir.path().join("physical.bin");
+        self.monitor.save_physical(addr, len, &file)?;
+        fs::read(&file).with_context(|| format!("read {}", file.display()))
     }
 
     /// Begins a window of the trace.

@@ -3,7 +3,7 @@
 //! Pieces of the GPU's memory that make up an allocation.
 
 use crate::sys;
-use core::ptr::NonNull;
+use core::{ops::Range, ptr::NonNull};
 use kernel::{bindings, ffi, page::PAGE_SIZE, prelude::*};
 
 /// Pages with one reference each, which is ours.
@@ -76,9 +76,16 @@ impl Chunk {
             .map_err(Error::from)
     }
 
-    /// The pieces, as physical address and length.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.pieces.iter().map(|piece| (piece.phys, piece.len))
+    /// The pieces of a part, as physical address and length.
+    pub(crate) fn pieces(&self, part: Range<u64>) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let mut end = 0;
+        self.pieces.iter().filter_map(move |piece| {
+            let start = end;
+            end += piece.len;
+            let from = part.start.max(start);
+            let to = part.end.min(end);
+            (from < to).then(|| (piece.phys + (from - start), to - from))
+        })
     }
 
     /// Where the byte `at` is; `None` behind the end.

@@ -5,6 +5,7 @@
 use crate::{abi, compat, device::BAR, object::Object, sys};
 use core::{
     cell::Cell,
+    ops::Range,
     ptr::{self, NonNull},
 };
 use kernel::{
@@ -53,9 +54,41 @@ impl Kind {
     }
 }
 
+/// What is exported, and how.
+pub(crate) struct Terms {
+    pub(crate) kind: Kind,
+    /// See `MOCKGPU_EXPORT_IOMMU`.
+    pub(crate) iommu: bool,
+    /// Where in the allocation it begins.
+    pub(crate) start: u64,
+    /// Bytes; 0: up to the end.
+    pub(crate) len: u64,
+    /// Most that importers may have mapped, or 0.
+    pub(crate) room: u64,
+}
+
+impl Terms {
+    /// The part of an allocation of `all` bytes.
+    fn part(&self, all: u64) -> Result<Range<u64>> {
+        let len = match self.len {
+            0 => all.checked_sub(self.start).ok_or(EINVAL)?,
+            len => len,
+        };
+        let end = self.start.checked_add(len).ok_or(EINVAL)?;
+        let whole = self.start % PAGE_SIZE as u64 == 0 && len % PAGE_SIZE as u64 == 0;
+        if len == 0 || end > all || !whole {
+            return Err(EINVAL);
+        }
+        Ok(self.start..end)
+    }
+}
+
 /// What a dma-buf is made of.
 struct Export {
     object: Arc<Object>,
+    /// Which part of it.
+    part: Range<u64>,
+    room: u64,
     kind: Kind,
     /// Whether it maps as vfio does, else as amdgpu does.
     by_bus: bool,
@@ -63,20 +96,27 @@ struct Export {
     maps: Cell<usize>,
 }
 
+impl Export {
+    /// Bytes of the dma-buf.
+    fn len(&self) -> u64 {
+        self.part.end - self.part.start
+    }
+}
+
 /// Makes a dma-buf. The caller owns the only reference.
-pub(crate) fn export(
-    object: Arc<Object>,
-    kind: Kind,
-    iommu: bool,
-) -> Result<NonNull<bindings::dma_buf>> {
+pub(crate) fn export(object: Arc<Object>, terms: &Terms) -> Result<NonNull<bindings::dma_buf>> {
+    let kind = terms.kind;
     let good = matches!(kind, Kind::Pinned | Kind::Movable | Kind::Static);
     let resv = object.resv();
-    let size = usize::try_from(object.len)?;
+    let part = terms.part(object.len)?;
+    let size = usize::try_from(part.end - part.start)?;
     let export = KBox::new(
         Export {
             object: object.clone(),
+            part,
+            room: terms.room,
             kind,
-            by_bus: good && !iommu,
+            by_bus: good && !terms.iommu,
             maps: Cell::new(0),
         },
         GFP_KERNEL,
@@ -211,6 +251,9 @@ unsafe extern "C" fn map(
     let Some(chunk) = state.chunk.clone() else {
         return ENODEV.to_ptr();
     };
+    if let Err(e) = export.object.memory.show(export.len(), export.room) {
+        return e.to_ptr();
+    }
     let result = if export.by_bus {
         // SAFETY: As above.
         unsafe { map_by_bus(attach, export, &chunk) }
@@ -225,7 +268,10 @@ unsafe extern "C" fn map(
             export.maps.set(export.maps.get() + 1);
             table
         }
-        Err(e) => e.to_ptr(),
+        Err(e) => {
+            export.object.memory.hide(export.len());
+            e.to_ptr()
+        }
     }
 }
 
@@ -247,6 +293,7 @@ unsafe extern "C" fn unmap(
             drop(KBox::from_raw(table.cast::<Table>()));
         }
     }
+    export.object.memory.hide(export.len());
     // SAFETY: The lock is held.
     let mut state = unsafe { export.object.locked() };
     state.maps -= 1;
@@ -274,7 +321,7 @@ unsafe fn map_by_bus(
     chunk: &crate::chunk::Chunk,
 ) -> Result<*mut bindings::sg_table> {
     let mut pieces = KVVec::new();
-    for (paddr, len) in chunk.pieces() {
+    for (paddr, len) in chunk.pieces(export.part.clone()) {
         let len = usize::try_from(len)?;
         pieces.push(bindings::phys_vec { paddr, len }, GFP_KERNEL)?;
     }
@@ -286,7 +333,7 @@ unsafe fn map_by_bus(
             BAR as i32,
             pieces.as_mut_ptr(),
             pieces.len(),
-            usize::try_from(export.object.len)?,
+            usize::try_from(export.len())?,
         )
     })
 }
@@ -310,38 +357,37 @@ unsafe fn map_by_iommu(
     chunk: &crate::chunk::Chunk,
     first: bool,
 ) -> Result<*mut bindings::sg_table> {
-    let object = &export.object;
+    let memory = &export.object.memory;
     let page = PAGE_SIZE as u64;
+    let len = export.len();
     let in_device = match export.kind {
         Kind::Hidden => return Err(ENOSPC),
         Kind::Ram => 0,
-        Kind::HalfRam => object.len / page / 2 * page,
+        Kind::HalfRam => len / page / 2 * page,
         Kind::SneaksAway if !first => 0,
-        _ => object.len,
+        _ => len,
     };
     let mut parts = KVVec::new();
     match export.kind {
         Kind::Registers => {
-            let registers = object.memory.registers()?;
-            parts.push(Part::Device(registers, object.len), GFP_KERNEL)?;
+            parts.push(Part::Device(memory.registers()?, len), GFP_KERNEL)?;
         }
         Kind::NoPages => {
-            let tail = object.memory.tail(object.len)?;
-            parts.push(Part::Device(tail, object.len), GFP_KERNEL)?;
+            parts.push(Part::Device(memory.tail(len)?, len), GFP_KERNEL)?;
         }
         _ => {
             let mut left = match export.kind {
                 Kind::Short => page,
                 _ => in_device,
             };
-            for (phys, len) in chunk.pieces() {
-                let len = len.min(left);
-                if len > 0 {
-                    parts.push(Part::Device(phys, len), GFP_KERNEL)?;
+            for (phys, piece) in chunk.pieces(export.part.clone()) {
+                let piece = piece.min(left);
+                if piece > 0 {
+                    parts.push(Part::Device(phys, piece), GFP_KERNEL)?;
                 }
-                left -= len;
+                left -= piece;
             }
-            for _ in (in_device..object.len).step_by(PAGE_SIZE) {
+            for _ in (in_device..len).step_by(PAGE_SIZE) {
                 parts.push(Part::Ram(Page::alloc_page(GFP_KERNEL)?), GFP_KERNEL)?;
             }
         }

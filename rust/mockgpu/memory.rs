@@ -2,11 +2,12 @@
 
 //! The GPU's memory: allocations, and what is left of them when the GPU goes.
 //!
-//! Lock order: mmap_lock > the state's lock > an object's reservation lock.
+//! Lock order: mmap_lock > the state's lock > an object's reservation lock > the count of
+//! what is shown.
 
 use crate::{
     chunk::Chunk,
-    export::{self, Kind},
+    export::{self, Terms},
     object::Object,
     sys,
 };
@@ -28,6 +29,9 @@ pub(crate) struct Memory {
     range: Range,
     #[pin]
     state: Mutex<State>,
+    /// Bytes that importers have mapped.
+    #[pin]
+    shown: Mutex<u64>,
 }
 
 // SAFETY: The device is reference counted; everything else is behind the lock.
@@ -90,6 +94,7 @@ impl Memory {
                     last_owner: 0,
                     last_scattered: 0,
                 }),
+                shown <- new_mutex!(0),
             }),
             GFP_KERNEL,
         )
@@ -125,6 +130,21 @@ impl Memory {
             return Err(ENOSPC);
         }
         Ok(self.range.start + self.range.len)
+    }
+
+    /// An importer maps `len` bytes; `room`, if not 0, is for all that importers map.
+    pub(crate) fn show(&self, len: u64, room: u64) -> Result {
+        let mut shown = self.shown.lock();
+        if room != 0 && *shown + len > room {
+            return Err(ENOSPC);
+        }
+        *shown += len;
+        Ok(())
+    }
+
+    /// The opposite.
+    pub(crate) fn hide(&self, len: u64) {
+        *self.shown.lock() -= len;
     }
 
     /// Takes memory from the pool.
@@ -232,8 +252,7 @@ impl Memory {
         &self,
         owner: u64,
         name: u64,
-        kind: Kind,
-        iommu: bool,
+        terms: &Terms,
     ) -> Result<NonNull<bindings::dma_buf>> {
         let object = self.object(owner, name)?;
         let mut state = self.state.lock();
@@ -244,7 +263,7 @@ impl Memory {
             state.exported.push(object.clone(), GFP_KERNEL)?;
         }
         drop(state);
-        export::export(object.clone(), kind, iommu).inspect_err(|_| self.released(&object))
+        export::export(object.clone(), terms).inspect_err(|_| self.released(&object))
     }
 
     /// A dma-buf of the object is gone.

@@ -10,7 +10,7 @@ use crate::{
         MOCKGPU_IOC_PLACE, MOCKGPU_MOVE_FORCE,
     },
     device::Gpu,
-    export::{self, Kind},
+    export::{self, Kind, Terms},
     memory::Memory,
     node::{Node, Operations},
 };
@@ -82,9 +82,14 @@ impl MiscDevice for Open {
                 me.memory.free(me.owner, a.offset, wait)
             }),
             MOCKGPU_IOC_EXPORT => call(arg, |a: &mut MockgpuExport| {
-                let kind = Kind::from_raw(a.kind).ok_or(EINVAL)?;
-                let iommu = a.flags & MOCKGPU_EXPORT_IOMMU != 0;
-                let dmabuf = me.memory.export(me.owner, a.offset, kind, iommu)?;
+                let terms = Terms {
+                    kind: Kind::from_raw(a.kind).ok_or(EINVAL)?,
+                    iommu: a.flags & MOCKGPU_EXPORT_IOMMU != 0,
+                    start: a.start,
+                    len: a.len,
+                    room: a.room,
+                };
+                let dmabuf = me.memory.export(me.owner, a.offset, &terms)?;
                 // SAFETY: We own the reference, and give it to the descriptor.
                 a.fd = unsafe { bindings::dma_buf_fd(dmabuf.as_ptr(), bindings::O_CLOEXEC as i32) };
                 if a.fd < 0 {
@@ -151,7 +156,7 @@ argument! {
     MockgpuInfo, 32, 0;
     MockgpuAlloc, 24, MOCKGPU_ALLOC_SCATTERED;
     MockgpuFree, 16, MOCKGPU_FREE_WAIT;
-    MockgpuExport, 24, MOCKGPU_EXPORT_IOMMU;
+    MockgpuExport, 48, MOCKGPU_EXPORT_IOMMU;
     MockgpuMove, 24, MOCKGPU_MOVE_FORCE;
     MockgpuPlace, 40, 0;
 }

@@ -399,6 +399,26 @@ enum vramio_reason {
 	 * io_uring can't be used: system calls that wait do the same, with fewer requests at the drive.
 	 */
 	VRAMIO_REASON_NO_IO_URING = 280,
+	/*
+	 * The GPU may use old data after a drive's write, and its driver offers no flush.
+	 */
+	VRAMIO_REASON_WRITE_ORDER = 281,
+	/*
+	 * No program can do I/O on the mapping of this memory: the kernel knows no pages of it.
+	 */
+	VRAMIO_REASON_NO_PUBLIC_MAPPING = 282,
+	/* The kernel maps no P2PDMA memory into a process. */
+	VRAMIO_REASON_KERNEL_TOO_OLD = 283,
+	/* The PCI function is no P2PDMA provider. */
+	VRAMIO_REASON_NO_PROVIDER = 284,
+	/*
+	 * The kernel takes no peer-to-peer pages for this drive, or they can't reach it.
+	 */
+	VRAMIO_REASON_NO_PEER_ROUTE = 285,
+	/*
+	 * The request went by user mapping: the kernel keeps no account that says how.
+	 */
+	VRAMIO_REASON_NO_ACCOUNTS = 286,
 };
 
 /* What the module is and where its limits lie. */

@@ -352,7 +352,7 @@ fn the_mock_gpu_structures_have_no_padding() {
     assert_eq!(size_of::<MockgpuInfo>(), 4 + 4 + 8 + 8 + 4 + 4);
     assert_eq!(size_of::<MockgpuAlloc>(), 4 + 4 + 8 + 8);
     assert_eq!(size_of::<MockgpuFree>(), 4 + 4 + 8);
-    assert_eq!(size_of::<MockgpuExport>(), 4 + 4 + 8 + 4 + 4);
+    assert_eq!(size_of::<MockgpuExport>(), 4 + 4 + 8 + 4 + 4 + 8 + 8 + 8);
     assert_eq!(size_of::<MockgpuMove>(), 4 + 4 + 4 + 4 + 8);
     assert_eq!(size_of::<MockgpuPlace>(), 4 + 4 + 8 + 8 + 8 + 8);
 }

@@ -7,6 +7,8 @@
 //! addresses in the protocol are the worker process's own, so that a test can
 //! pass any value it likes, right or wrong.
 
+pub mod client;
 pub mod file;
 pub mod pattern;
 pub mod protocol;
+pub mod requests;

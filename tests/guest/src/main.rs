@@ -10,6 +10,7 @@ mod inject;
 mod make;
 mod ops;
 mod port;
+mod program;
 mod router;
 mod uring;
 mod worker;

@@ -3,7 +3,7 @@
 //! What a worker does for each operation.
 
 use crate::router::{exit_of, to_value};
-use crate::{extents, family, fuzz, inject, make, uring};
+use crate::{extents, family, fuzz, inject, make, program, uring};
 use nix::errno::Errno;
 use nix::kmod;
 use nix::mount::{self, MntFlags, MsFlags};
@@ -75,6 +75,7 @@ pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
             poke(addr, &bytes);
             to_value(())
         }
+        Op::Client(op) => program::run(op),
         Op::Uring(plan) => uring::run(&plan)
             .map_err(|error| failed("io_uring", &error))
             .and_then(to_value),

@@ -6,6 +6,7 @@
 //! the agent, and gets one [`Response`] with the same id. Requests of a session
 //! run in threads of their own, so responses may come in any order.
 
+use crate::client::ClientOp;
 use crate::file::FilePlan;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -314,6 +315,8 @@ pub enum Op {
         /// Mount point.
         target: String,
     },
+    /// A call of the `vramio` crate → what [`ClientOp`] says.
+    Client(ClientOp),
     /// Calls of the module, right and wrong → [`FuzzReport`].
     Fuzz(FuzzPlan),
     /// Writes everything back → nothing.

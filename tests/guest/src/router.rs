@@ -102,6 +102,7 @@ impl Router {
         let program = std::env::current_exe().context("find the agent's program")?;
         let mut child = Command::new(program)
             .arg("worker")
+            .env("MOCK_CUDA_NODES", "/dev/mockgpu0:/dev/mockgpu1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -7,6 +7,7 @@ mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
+mod cuda;
 mod detect;
 mod dmabuf;
 mod failure;
@@ -16,6 +17,8 @@ mod frame;
 mod fuzz;
 mod leaks;
 mod merge;
+mod p2pdma;
+mod planner;
 mod platform;
 mod process;
 mod read;
@@ -49,8 +52,11 @@ pub fn all() -> Vec<Case> {
         // Its last event leaves a drive that cannot be taken out any more.
         removal::cases(),
         cli::cases(),
+        cuda::cases(),
+        planner::cases(),
         fuzz::cases(),
         merge::cases(),
+        p2pdma::cases(),
         platform::cases(),
         allocation::cases(),
         detect::cases(),

@@ -23,6 +23,12 @@ pub const BLOCK_4K: u32 = 4;
 /// Serial number of the controller of these disks.
 pub const SERIAL: &str = "vramio0";
 
+/// Namespace id of a disk whose controller has a memory buffer, in machines of the kinds
+/// `Cmb` and `CmbApart`.
+pub const WITH_CMB: u32 = 5;
+/// MiB of that buffer.
+pub const CMB_MIB: u64 = 64;
+
 // What a machine of the kind `Stacks` has besides.
 
 /// Namespace ids of four disks on a controller each.
@@ -65,6 +71,11 @@ pub enum Kind {
     Stacks,
     /// As `HostBridge`, and the kernel bounces all DMA that it can.
     Bounced,
+    /// As the default one, and a drive with a controller memory buffer.
+    Cmb,
+    /// The same, each device on a root port, and a CPU whose host bridge the kernel does
+    /// not trust.
+    CmbApart,
     /// The first GPU and the drive below a switch, the second GPU beyond a host
     /// bridge that the kernel trusts, and an IOMMU that translates.
     Translated,
@@ -94,6 +105,8 @@ impl Kind {
             Kind::Removable => "removable",
             Kind::Stacks => "stacks",
             Kind::Bounced => "bounced",
+            Kind::Cmb => "cmb",
+            Kind::CmbApart => "cmb-apart",
             Kind::Translated => "translated",
             Kind::Platform(index) => platform::TABLE[index].name,
         }
@@ -102,11 +115,14 @@ impl Kind {
     /// The path that requests take there.
     pub fn path(self) -> Path {
         match self {
-            Kind::Default | Kind::Prp | Kind::Removable | Kind::Stacks | Kind::Translated => {
-                Path::DirectSwitch
-            }
+            Kind::Default
+            | Kind::Prp
+            | Kind::Removable
+            | Kind::Stacks
+            | Kind::Translated
+            | Kind::Cmb => Path::DirectSwitch,
             Kind::HostBridge => Path::DirectHostBridge,
-            Kind::Apart | Kind::Bounced => Path::None,
+            Kind::Apart | Kind::Bounced | Kind::CmbApart => Path::None,
             Kind::Platform(index) => platform::TABLE[index].expected.path(),
         }
     }
@@ -152,10 +168,24 @@ impl Kind {
                 // `translated_runs`); then a wrong merge would fail in the drive.
                 config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
             }
+            Kind::Cmb => with_cmb(&mut config),
+            Kind::CmbApart => {
+                with_cmb(&mut config);
+                config.topology = Topology::RootPorts;
+            }
             Kind::Platform(index) => platform::TABLE[index].configure(&mut config),
         }
         config
     }
+}
+
+/// A drive with a controller memory buffer.
+fn with_cmb(config: &mut Config) {
+    config.gpus = 1;
+    config.disks.push(Disk {
+        cmb_mib: CMB_MIB,
+        ..Disk::new("cmb", WITH_CMB, 64 << 20)
+    });
 }
 
 /// More disks, and what is no good target.

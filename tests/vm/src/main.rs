@@ -6,6 +6,7 @@
 
 mod bulk;
 mod cases;
+mod client;
 mod context;
 mod filesystem;
 mod fleet;

@@ -85,7 +85,7 @@ const BOUNCE: &str = "there are no staging buffers in GPU memory";
 const RDMA: &str = "network file systems always go through host memory here";
 const ENGINE: &str = "what moves the data is found by itself; VRAMIO_DIRECT_ENGINE says otherwise";
 const TOPOLOGY: &str = "the kernel knows the topology";
-const URING: &str = "how cold data is read is found by itself";
+const URING: &str = "how files are read is found by itself";
 const HOLES: &str = "holes are zeroed on the GPU, and never read";
 const NVTX: &str = "there are no NVTX traces";
 const CHECKS: &str = "every call is always checked";
@@ -479,7 +479,7 @@ pub static KEYS: &[Key] = &[
     flag(
         "miscellaneous.stream_memops_bypass",
         false,
-        Effect::None("streams are never waited for by memory operations"),
+        Effect::None("streams always wait by memory operations"),
     ),
     flag(
         "miscellaneous.enable_static_routing",
@@ -575,6 +575,46 @@ fn named(name: &str) -> Option<&'static FileSystem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The document's table is that of the keys. `VRAMIO_UPDATE_DOCS=1` writes it anew.
+    #[test]
+    fn the_document_has_every_key() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cufile-json.md");
+        let text = std::fs::read_to_string(path).expect("the document");
+        let (before, rest) = text.split_once("|---|---|---|---|\n").expect("a table");
+        let end = rest.find("\n\n").map_or(rest.len(), |end| end + 1);
+        let rows: String = KEYS.iter().chain([&FS_THRESHOLD]).map(row).collect();
+        if std::env::var_os("VRAMIO_UPDATE_DOCS").is_some() {
+            let new = format!("{before}|---|---|---|---|\n{rows}{}", &rest[end..]);
+            std::fs::write(path, new).expect("it can be written");
+            return;
+        }
+        assert_eq!(
+            &rest[..end],
+            rows,
+            "VRAMIO_UPDATE_DOCS=1 cargo test -p vramio-cufile-config"
+        );
+    }
+
+    fn row(key: &Key) -> String {
+        let usual = match key.usual {
+            Usual::Flag(value) => value.to_string(),
+            Usual::Number(value) => value.to_string(),
+            Usual::Text("") | Usual::Nothing => String::new(),
+            Usual::Text(value) => value.to_owned(),
+            Usual::Numbers(values) => format!("{values:?}"),
+            Usual::Texts(values) => format!("[{}]", values.join(", ")),
+        };
+        let effect = match key.effect {
+            Effect::Config | Effect::Library => "honoured".to_owned(),
+            Effect::None(why) => format!("accepted, no effect: {why}"),
+        };
+        format!(
+            "| `{}` | {} | {usual} | {effect} |\n",
+            key.name,
+            key.kind.wanted()
+        )
+    }
 
     #[test]
     fn names_are_there_once_and_aliases_lead_to_keys() {

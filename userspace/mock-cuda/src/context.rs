@@ -1,32 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Devices and their primary contexts.
+//! The devices' primary contexts.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::{INVALID_CONTEXT, INVALID_DEVICE};
+use crate::{gpu, switch, INVALID_CONTEXT};
 
-/// How many devices there are.
-pub(crate) const DEVICES: c_int = 2;
+/// Most devices that there may be.
+const MOST: usize = 16;
 /// Contexts are these numbers plus the device, as pointers.
 const BASE: usize = 0xc0de_0000;
 
-static RETAINED: [AtomicI64; DEVICES as usize] = [const { AtomicI64::new(0) }; DEVICES as usize];
+static STATE: Mutex<[State; MOST]> = Mutex::new([State::NEW; MOST]);
 
-thread_local! {
-    // Without an end of its own: functions that run at the end of the process use it, too.
-    static STACK: ManuallyDrop<RefCell<Vec<usize>>> =
-        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+/// A primary context.
+#[derive(Clone, Copy)]
+struct State {
+    retained: u64,
+    /// Its number, which no other one of the process has; with the last release it is
+    /// gone, and the next one gets another.
+    id: u64,
 }
 
-pub(crate) fn device(device: c_int) -> Result<usize, u32> {
-    usize::try_from(device)
-        .ok()
-        .filter(|_| device < DEVICES)
-        .ok_or(INVALID_DEVICE)
+impl State {
+    const NEW: State = State { retained: 0, id: 0 };
+}
+
+fn lock() -> MutexGuard<'static, [State; MOST]> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    /// Never dropped: functions that run at exit, after the thread's own destructors, call
+    /// the driver, too.
+    static STACK: RefCell<ManuallyDrop<Vec<usize>>> =
+        const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 fn pointer(value: usize) -> *mut c_void {
@@ -41,26 +52,43 @@ pub(crate) fn of_device(number: usize) -> *mut c_void {
 pub(crate) fn index(ctx: *mut c_void) -> Result<usize, u32> {
     ctx.addr()
         .checked_sub(BASE)
-        .filter(|index| *index < DEVICES as usize)
+        .filter(|index| *index < gpu::all().len())
         .ok_or(INVALID_CONTEXT)
 }
 
+/// The number of a context that is there. With one that is gone, the real driver uses
+/// memory that is freed.
 pub(crate) fn id(ctx: *mut c_void) -> Result<u64, u32> {
-    index(ctx).map(|index| index as u64 + 1)
+    let state = lock()[index(ctx)? % MOST];
+    if state.retained == 0 {
+        switch::mistake();
+        return Err(INVALID_CONTEXT);
+    }
+    Ok(state.id)
+}
+
+/// Whether a device has one.
+pub(crate) fn is_active(number: c_int) -> Result<bool, u32> {
+    let number = gpu::number(number)?;
+    Ok(lock()[number % MOST].retained > 0)
 }
 
 pub(crate) fn retain(number: c_int) -> Result<*mut c_void, u32> {
-    let number = device(number)?;
-    RETAINED[number].fetch_add(1, Relaxed);
+    let number = gpu::number(number)?;
+    let mut states = lock();
+    let last = states.iter().map(|state| state.id).max().unwrap_or(0);
+    let state = &mut states[number % MOST];
+    if state.retained == 0 {
+        state.id = last + 1;
+    }
+    state.retained += 1;
     Ok(of_device(number))
 }
 
 pub(crate) fn release(number: c_int) -> Result<(), u32> {
-    let number = device(number)?;
-    if RETAINED[number].fetch_sub(1, Relaxed) <= 0 {
-        RETAINED[number].fetch_add(1, Relaxed);
-        return Err(INVALID_CONTEXT);
-    }
+    let number = gpu::number(number)?;
+    let state = &mut lock()[number % MOST];
+    state.retained = state.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
     Ok(())
 }
 
@@ -81,7 +109,7 @@ pub(crate) fn need() -> Result<*mut c_void, u32> {
 
 pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
     if !ctx.is_null() {
-        index(ctx)?;
+        id(ctx)?;
     }
     STACK.with(|stack| {
         let mut stack = stack.borrow_mut();
@@ -94,7 +122,7 @@ pub(crate) fn set(ctx: *mut c_void) -> Result<(), u32> {
 }
 
 pub(crate) fn push(ctx: *mut c_void) -> Result<(), u32> {
-    index(ctx)?;
+    id(ctx)?;
     STACK.with(|stack| stack.borrow_mut().push(ctx.addr()));
     Ok(())
 }

@@ -3,17 +3,22 @@
 //! Test only: CUDA's driver library, as far as vramio and its clients use it, without a
 //! GPU.
 //!
-//! Device memory is host memory behind addresses that the CPU can't use. Streams are
-//! threads, so copies are under way at the same time as the program, in the order of
+//! Device memory is host memory behind addresses that the CPU can't use; or it is memory of
+//! test GPUs, which `MOCK_CUDA_NODES` names, and can be exported as a dma-buf then. Streams
+//! are threads, so copies are under way at the same time as the program, in the order of
 //! their stream alone. As with the real driver, addresses are used again after a free,
-//! and every allocation has a number of its own.
+//! every allocation has a number of its own, and what was exported lives on after it is
+//! freed, behind its dma-buf, and is never taken back.
 //!
 //! It is stricter than the real one where that finds mistakes: copies need a current
 //! context, which must be the stream's; what the real driver would do wrongly without a
 //! word is counted ([`mock_cuda_faults`]).
 
 mod context;
+mod copy;
+mod gpu;
 mod memory;
+mod pinned;
 mod stream;
 mod switch;
 
@@ -30,10 +35,16 @@ const SUCCESS: u32 = 0;
 const INVALID_VALUE: u32 = 1;
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+const NOT_INITIALIZED: u32 = 3;
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: u32 = 100;
 /// `CUDA_ERROR_INVALID_DEVICE`.
 const INVALID_DEVICE: u32 = 101;
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const INVALID_CONTEXT: u32 = 201;
+/// `CUDA_ERROR_OPERATING_SYSTEM`.
+const OPERATING_SYSTEM: u32 = 304;
 /// `CUDA_ERROR_INVALID_HANDLE`.
 const INVALID_HANDLE: u32 = 400;
 /// `CUDA_ERROR_NOT_READY`.
@@ -102,7 +113,11 @@ fn put_text(to: *mut c_char, len: c_int, text: &str) -> Done {
 
 driver! {
     fn cuInit(flags: c_uint) {
-        if flags == 0 { Ok(()) } else { Err(INVALID_VALUE) }
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        switch::start();
+        if gpu::all().is_empty() { Err(NO_DEVICE) } else { Ok(()) }
     }
     fn cuDriverGetVersion(version: *mut c_int) {
         put(version, 13000)
@@ -112,25 +127,35 @@ driver! {
         put(name, c"CUDA_ERROR_OF_THE_MOCK".as_ptr())
     }
     fn cuDeviceGetCount(count: *mut c_int) {
-        put(count, context::DEVICES)
+        put(count, c_int::try_from(gpu::all().len()).unwrap_or(c_int::MAX))
     }
     fn cuDeviceGet(device: *mut c_int, ordinal: c_int) {
-        context::device(ordinal)?;
+        gpu::number(ordinal)?;
         put(device, ordinal)
     }
     fn cuDeviceGetName(name: *mut c_char, len: c_int, device: c_int) {
-        context::device(device)?;
+        gpu::number(device)?;
         put_text(name, len, "mock CUDA device")
     }
     fn cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: c_int) {
-        context::device(device)?;
-        put_text(id, len, &format!("0000:{:02x}:00.0", device + 1))
+        put_text(id, len, &gpu::bus_id(gpu::number(device)?))
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int) {
+        gpu::number(device)?;
+        put(value, memory::device_attribute(attribute)?)
     }
     fn cuDevicePrimaryCtxRetain(ctx: *mut *mut c_void, device: c_int) {
         put(ctx, context::retain(device)?)
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {
         context::release(device)
+    }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, active: *mut c_int) {
+        put(flags, 0)?;
+        put(active, c_int::from(context::is_active(device)?))
+    }
+    fn cuCtxGetDevice(device: *mut c_int) {
+        put(device, c_int::try_from(context::index(context::need()?)?).unwrap_or(-1))
     }
     fn cuCtxGetId(ctx: *mut c_void, id: *mut u64) {
         put(id, context::id(ctx)?)
@@ -162,27 +187,30 @@ driver! {
     fn cuMemHostAlloc(start: *mut *mut c_void, len: usize, flags: c_uint) {
         let _ = flags;
         context::need()?;
-        put(start, memory::alloc_pinned(len)?)
+        put(start, pinned::alloc(len)?)
     }
     fn cuMemFreeHost(start: *mut c_void) {
         stream::synchronize_all()?;
-        memory::free_pinned(start.addr())
+        pinned::free(start.addr())
     }
     fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
         let _ = flags;
         context::need()?;
-        memory::register(start.addr(), len)
+        pinned::register(start.addr(), len)
     }
     fn cuMemHostUnregister(start: *mut c_void) {
         context::need()?;
-        memory::unregister(start.addr())
+        pinned::unregister(start.addr())
     }
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: DevicePtr) {
         memory::attribute(data, attribute, address)
     }
     fn cuPointerSetAttribute(data: *const c_void, attribute: c_uint, address: DevicePtr) {
-        let _ = data;
-        memory::find(address).filter(|_| attribute == memory::SYNC_MEMOPS).map(drop).ok_or(INVALID_VALUE)
+        if data.is_null() || attribute != memory::SYNC_MEMOPS {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: The driver's caller passes the attribute's type, an int.
+        memory::set_sync_memops(address, unsafe { data.cast::<c_uint>().read() } != 0)
     }
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void,
@@ -191,9 +219,18 @@ driver! {
         kind: c_uint,
         flags: u64
     ) {
-        // Host memory has no dma-buf.
-        let _ = (handle, address, len, kind, flags);
-        Err(NOT_SUPPORTED)
+        if kind != memory::DMA_BUF {
+            return Err(INVALID_VALUE);
+        }
+        // The flag for a mapping by PCIe is for other machines than these.
+        if flags != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        put(handle.cast::<c_int>(), memory::export(address, len)?)
+    }
+    fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) {
+        context::need()?;
+        if target == 0 && matches!(scope, 100 | 200) { Ok(()) } else { Err(INVALID_VALUE) }
     }
     fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) {
         let _ = flags;
@@ -204,9 +241,6 @@ driver! {
     }
     fn cuStreamSynchronize(stream: *mut c_void) {
         stream::find(stream)?.synchronize()
-    }
-    fn cuStreamGetCtx(stream: *mut c_void, ctx: *mut *mut c_void) {
-        put(ctx, stream::find(stream)?.ctx())
     }
     fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) {
         let _ = flags;
@@ -234,27 +268,27 @@ driver! {
     }
     fn cuMemcpyHtoDAsync_v2(to: DevicePtr, from: *const c_void, len: usize, stream: *mut c_void) {
         context::need()?;
-        memory::expect_pinned(from.addr(), len);
-        let copy = memory::Copy::to_device(to, from.cast::<u8>(), len);
+        pinned::expect(from.addr(), len);
+        let copy = copy::Copy::to_device(to, from.cast::<u8>(), len);
         stream::find(stream)?.post(stream::Work::Copy(copy))
     }
     fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: DevicePtr, len: usize, stream: *mut c_void) {
         context::need()?;
-        memory::expect_pinned(to.addr(), len);
-        let copy = memory::Copy::to_host(to.cast::<u8>(), from, len);
+        pinned::expect(to.addr(), len);
+        let copy = copy::Copy::to_host(to.cast::<u8>(), from, len);
         stream::find(stream)?.post(stream::Work::Copy(copy))
     }
     fn cuMemsetD8Async(to: DevicePtr, value: u8, len: usize, stream: *mut c_void) {
         context::need()?;
-        stream::find(stream)?.post(stream::Work::Copy(memory::Copy::fill(to, value, len)))
+        stream::find(stream)?.post(stream::Work::Copy(copy::Copy::fill(to, value, len)))
     }
     fn cuMemcpyHtoD_v2(to: DevicePtr, from: *const c_void, len: usize) {
         context::need()?;
-        memory::Copy::to_device(to, from.cast::<u8>(), len).run()
+        copy::Copy::to_device(to, from.cast::<u8>(), len).run()
     }
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: DevicePtr, len: usize) {
         context::need()?;
-        memory::Copy::to_host(to.cast::<u8>(), from, len).run()
+        copy::Copy::to_host(to.cast::<u8>(), from, len).run()
     }
 }
 
@@ -296,4 +330,43 @@ pub unsafe extern "C" fn mock_cuda_calls(name: *const c_char) -> u64 {
     switch::calls(&name.to_string_lossy())
 }
 
+/// Lets allocations to come lie in single pages, where there is a GPU.
+#[no_mangle]
+pub extern "C" fn mock_cuda_scatter(on: bool) {
+    switch::scatter(on);
+}
+
+/// Lets dma-bufs to come be mapped only while all that are mapped are no more than so
+/// many bytes; 0: always.
+#[no_mangle]
+pub extern "C" fn mock_cuda_bar(bytes: u64) {
+    switch::limit(bytes);
+}
+
+/// Lets all devices say this of themselves.
+#[no_mangle]
+pub extern "C" fn mock_cuda_attribute(attribute: u32, value: i32) {
+    switch::set_attribute(attribute, value);
+}
+
+/// Where in the GPU's memory an address lies, bytes, and how many lie together from there
+/// on in its allocation.
+///
+/// # Safety
+///
+/// Both pointers are valid.
+#[no_mangle]
+pub unsafe extern "C" fn mock_cuda_place(
+    address: DevicePtr,
+    place: *mut u64,
+    len: *mut u64,
+) -> u32 {
+    let found = memory::place(address).and_then(|(at, bytes)| {
+        put(place, at)?;
+        put(len, bytes)
+    });
+    found.err().unwrap_or(SUCCESS)
+}
+
+// Behind the macro that it uses.
 mod order;

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use crate::switch::{self, enter};
-use crate::{context, memory, put, stream, DevicePtr, Done, INVALID_VALUE, SUCCESS};
+use crate::{context, gpu, memory, pinned, put, stream, DevicePtr, Done, INVALID_VALUE, SUCCESS};
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`.
 const GEQ: c_uint = 0;
@@ -28,7 +28,7 @@ driver! {
         flags: c_uint
     ) {
         let address = address as usize;
-        if flags != GEQ || !address.is_multiple_of(4) || !memory::is_pinned(address, 4) {
+        if flags != GEQ || !address.is_multiple_of(4) || !pinned::is_pinned(address, 4) {
             return Err(INVALID_VALUE);
         }
         stream::find(stream)?.post_anywhere(stream::Work::WaitValue(address, value))
@@ -38,7 +38,7 @@ driver! {
         put(status, c_int::from(switch::is_capturing()))
     }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: c_int) {
-        let device = context::device(device)? as u8;
+        let device = gpu::number(device)? as u8;
         put(uuid, [device; 16].map(|number| 0xa0 + number))
     }
     fn cuMemAllocManaged(address: *mut DevicePtr, len: usize, flags: c_uint) {

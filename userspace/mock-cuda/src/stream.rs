@@ -9,7 +9,7 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::{context, memory, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
+use crate::{context, copy, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
 
 /// What fails on a stream fails everything from then on, as with the real driver.
 static FAULT: AtomicU32 = AtomicU32::new(0);
@@ -28,7 +28,7 @@ fn lock() -> MutexGuard<'static, State> {
 
 /// What a stream does.
 pub(crate) enum Work {
-    Copy(memory::Copy),
+    Copy(copy::Copy),
     Record(Mark),
     Wait(Mark),
     /// A function of the program's, which must not call the driver.
@@ -94,11 +94,6 @@ impl Stream {
     pub(crate) fn post_anywhere(&self, work: Work) -> Done {
         fault()?;
         self.work.send(work).map_err(|_| INVALID_HANDLE)
-    }
-
-    /// The context that it belongs to.
-    pub(crate) fn ctx(&self) -> *mut c_void {
-        pointer(self.ctx)
     }
 
     pub(crate) fn synchronize(&self) -> Done {

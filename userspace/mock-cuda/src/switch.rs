@@ -4,25 +4,38 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use crate::NOT_INITIALIZED;
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 static DELAY: AtomicU64 = AtomicU64::new(0);
 static RANDOM: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
 static FAULTS: AtomicU64 = AtomicU64::new(0);
+static SCATTERED: AtomicBool = AtomicBool::new(false);
+static ROOM: AtomicU64 = AtomicU64::new(0);
+/// The process that started the driver.
+static STARTED: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Default)]
 struct State {
     calls: HashMap<&'static str, u64>,
     /// By function: how often it still works, and what it then fails with.
     failures: HashMap<String, (u32, u32)>,
+    /// What devices say of themselves, other than usual.
+    attributes: HashMap<u32, i32>,
 }
 
 fn lock() -> MutexGuard<'static, Option<State>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The driver is started.
+pub(crate) fn start() {
+    STARTED.store(std::process::id(), Relaxed);
 }
 
 thread_local! {
@@ -36,11 +49,15 @@ pub(crate) fn within_call(run: impl FnOnce()) {
     WITHIN.set(false);
 }
 
-/// A function is called.
+/// A function is called. As the real driver, it does not work in a child of fork.
 pub(crate) fn enter(name: &'static str) -> Result<(), u32> {
     if WITHIN.get() {
         mistake();
         return Err(crate::NOT_PERMITTED);
+    }
+    let started = STARTED.load(Relaxed);
+    if started != 0 && started != std::process::id() {
+        return Err(NOT_INITIALIZED);
     }
     let mut guard = lock();
     let state = guard.get_or_insert_default();
@@ -94,6 +111,37 @@ pub(crate) fn mistake() {
 
 pub(crate) fn faults() -> u64 {
     FAULTS.load(Relaxed)
+}
+
+pub(crate) fn scatter(on: bool) {
+    SCATTERED.store(on, Relaxed);
+}
+
+/// Whether memory is to lie in single pages.
+pub(crate) fn scattered() -> bool {
+    SCATTERED.load(Relaxed)
+}
+
+pub(crate) fn limit(bytes: u64) {
+    ROOM.store(bytes, Relaxed);
+}
+
+/// How much memory the BARs can show at once, or 0.
+pub(crate) fn room() -> u64 {
+    ROOM.load(Relaxed)
+}
+
+pub(crate) fn set_attribute(attribute: u32, value: i32) {
+    let mut guard = lock();
+    let state = guard.get_or_insert_default();
+    state.attributes.insert(attribute, value);
+}
+
+/// What a device is to say of itself, other than usual.
+pub(crate) fn attribute(attribute: u32) -> Option<i32> {
+    let mut guard = lock();
+    let state = guard.get_or_insert_default();
+    state.attributes.get(&attribute).copied()
 }
 
 static CAPTURING: AtomicBool = AtomicBool::new(false);

@@ -11,6 +11,7 @@ use crate::config::{Config, DirectEngine};
 use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
+use crate::engine::p2pdma::P2pdma;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
@@ -30,6 +31,8 @@ pub(crate) struct Inner {
     config: Config,
     owner: Owner,
     pub(crate) kmod: Result<Kmod, Error>,
+    /// `None` where the configuration forbids it.
+    pub(crate) p2pdma: Option<P2pdma>,
     pub(crate) compat: Compat,
     pub(crate) stats: Arc<Counters>,
 }
@@ -63,12 +66,14 @@ impl Context {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
         };
         let stats: Arc<Counters> = Counters::new().into();
+        let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
             inner: Arc::new(Inner {
                 compat: Compat::new(&config, stats.clone()),
                 config,
                 owner: Owner::current(),
                 kmod,
+                p2pdma,
                 stats,
             }),
         })

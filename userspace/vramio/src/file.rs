@@ -308,11 +308,16 @@ impl Target {
         if self.no_direct.load(Relaxed) {
             return None;
         }
+        self.direct_fd().ok().map(|fd| (fd, align))
+    }
+
+    /// A descriptor with `O_DIRECT`: the caller's, else one of our own.
+    pub(crate) fn direct_fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         if self.flags.contains(OFlag::O_DIRECT) {
-            return Some((self.fd.as_fd(), align));
+            return Ok(self.fd.as_fd());
         }
         let own = self.direct.get_or_init(|| self.reopen(OFlag::O_DIRECT));
-        own.as_ref().ok().map(|fd| (fd.as_fd(), align))
+        own.as_ref().map(AsFd::as_fd).map_err(|errno| *errno)
     }
 
     /// Direct I/O failed in a way that says that the file has none.
@@ -367,7 +372,16 @@ impl<'a> Holes<'a> {
     /// caller's file position.
     pub(crate) fn of(target: &'a Target, stat: &FileStat) -> Option<Self> {
         let allocated = stat.st_blocks.saturating_mul(512);
-        if target.block || target.filesystem.in_memory || allocated >= stat.st_size {
+        if allocated >= stat.st_size {
+            return None;
+        }
+        Self::and_unwritten(target)
+    }
+
+    /// The same with the parts that are allocated and were never written, which file
+    /// systems report as holes, too.
+    pub(crate) fn and_unwritten(target: &'a Target) -> Option<Self> {
+        if target.block || target.filesystem.in_memory {
             return None;
         }
         target.private().map(|private| Holes { private })
@@ -412,6 +426,28 @@ fn direct_align(fd: BorrowedFd<'_>, filesystem: &FileSystem) -> DirectAlign {
     if filesystem.in_memory {
         return None;
     }
+    statx(fd)
+        .ok()
+        .and_then(|statx| Align::of(&statx))
+        .unwrap_or(Some(Align {
+            memory: USUAL_ALIGN,
+            offset: USUAL_ALIGN,
+        }))
+}
+
+impl Align {
+    /// What the kernel says of a file: `Some(None)` that it has no direct I/O, `None`
+    /// nothing.
+    pub(crate) fn of(statx: &libc::statx) -> Option<DirectAlign> {
+        let (memory, offset) = (statx.stx_dio_mem_align, statx.stx_dio_offset_align);
+        let align = memory.is_power_of_two() && offset.is_power_of_two();
+        (statx.stx_mask & libc::STATX_DIOALIGN != 0)
+            .then(|| align.then_some(Align { memory, offset }))
+    }
+}
+
+/// What the kernel says of a file now, its alignment of direct I/O included.
+pub(crate) fn statx(fd: BorrowedFd<'_>) -> Result<libc::statx, Errno> {
     let mut statx = MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: The path is an empty C string, and the kernel writes no more than the
     // structure.
@@ -420,22 +456,11 @@ fn direct_align(fd: BorrowedFd<'_>, filesystem: &FileSystem) -> DirectAlign {
             fd.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH,
-            libc::STATX_DIOALIGN,
+            libc::STATX_BASIC_STATS | libc::STATX_DIOALIGN,
             statx.as_mut_ptr(),
         )
     };
-    let usual = Some(Align {
-        memory: USUAL_ALIGN,
-        offset: USUAL_ALIGN,
-    });
-    if result != 0 {
-        return usual;
-    }
+    Errno::result(result)?;
     // SAFETY: It is valid for any content, and was zeroed.
-    let statx = unsafe { statx.assume_init() };
-    if statx.stx_mask & libc::STATX_DIOALIGN == 0 {
-        return usual;
-    }
-    let (memory, offset) = (statx.stx_dio_mem_align, statx.stx_dio_offset_align);
-    (memory.is_power_of_two() && offset.is_power_of_two()).then_some(Align { memory, offset })
+    Ok(unsafe { statx.assume_init() })
 }

@@ -36,6 +36,12 @@
 //! and [`Buffer`] a registration of it: their requests have the module's demands on
 //! alignment, and are refused where they can't go direct.
 //!
+//! # Without the module
+//!
+//! Memory that the kernel hands out itself goes direct without the module, from Linux 6.2
+//! on: [`gpu::p2pmem`]. No account says afterwards how such a request went, so its certainty
+//! is never more than [`Certainty::Forecast`].
+//!
 //! # Rules
 //!
 //! * A request moves as many bytes as read(2) or write(2) would, and its count is exact.
@@ -48,6 +54,7 @@
 //! * After `fork` the child can't use what the parent made, and drops its copies without
 //!   any effect on the parent.
 
+mod block;
 mod buffer;
 mod cancel;
 mod code;

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::engine::kmod::Registration;
 use crate::error::{descriptor_name, Error, Operation};
 use crate::gpu::cuda::{self, CudaMemory, Pointer};
+use crate::gpu::p2pmem::Provider;
 use crate::gpu::GpuMemory;
 use crate::pci::PciAddress;
 use crate::stats::{self, Counters, Gpu, Local};
@@ -136,7 +137,8 @@ impl GpuBuffer {
         Self::new(context, Kind::Host(HostMemory { start }), len as u64)
     }
 
-    /// Mapped memory of a PCIe device, such as the test GPU's.
+    /// Mapped memory of a PCIe device, such as a drive's controller memory buffer
+    /// ([`P2pMemory`](crate::gpu::p2pmem::P2pMemory)) or the test GPU's.
     ///
     /// # Errors
     ///
@@ -248,16 +250,38 @@ impl Memory {
         }
     }
 
-    /// Whether it still is what it was when the buffer was made.
-    pub(crate) fn check(&self) -> Result<(), Reason> {
+    /// The provider that the kernel has mapped it from, if that is so.
+    pub(crate) fn provider(&self) -> Option<&Provider> {
         match &self.kind {
-            Kind::Cuda(memory) if !memory.is_current() => {
+            Kind::Mapped(memory) => memory.provider(),
+            Kind::Host(_) | Kind::Cuda(_) | Kind::DmaBuf { .. } => None,
+        }
+    }
+
+    /// Whether a part of it still is what it was when the buffer was made. If not, the
+    /// registration ends: it may be of memory that others use now.
+    pub(crate) fn check(&self, part: &Range<u64>) -> Result<(), Reason> {
+        match &self.kind {
+            Kind::Mapped(memory) if memory.provider().is_some_and(|from| !from.is_there()) => {
+                Err(Reason::ProviderGone)
+            }
+            Kind::Cuda(memory) if !memory.is_current(part) => {
                 *self
                     .registration
                     .write()
                     .unwrap_or_else(PoisonError::into_inner) = Registered::No;
                 Err(Reason::StaleBuffer)
             }
+            _ => Ok(()),
+        }
+    }
+
+    /// A drive has written into it: from here on the GPU sees that.
+    pub(crate) fn settle(&self) -> Result<(), Error> {
+        match &self.kind {
+            Kind::Cuda(memory) => memory
+                .settle()
+                .map_err(|fault| fault.into_error(Operation::Read, self.name())),
             _ => Ok(()),
         }
     }

@@ -115,6 +115,11 @@ fn assurance(certainty: Code<Certainty>) -> u32 {
     }
 }
 
+/// Whether a reason says why a certainty is low, and nothing of the way.
+fn is_about_certainty(reason: Code<Reason>) -> bool {
+    reason == Reason::NoAccounts || reason == Reason::AccountsUnclear
+}
+
 /// Nothing moved.
 impl Default for Outcome {
     fn default() -> Self {
@@ -197,7 +202,9 @@ impl Outcome {
         if next.error.is_some() {
             self.error = next.error;
             self.reason = next.reason;
-        } else if self.reason == Reason::None {
+        } else if self.reason == Reason::None
+            || (is_about_certainty(self.reason) && next.reason != Reason::None)
+        {
             self.reason = next.reason;
         }
     }
@@ -348,6 +355,26 @@ mod tests {
         assert_eq!(sum.certainty, Certainty::Forecast);
         assert_eq!(sum.reason, Reason::IoError);
         assert_eq!(sum.error, Some(Errno::EIO));
+    }
+
+    #[test]
+    fn why_a_part_was_not_direct_comes_before_why_another_is_not_certain() {
+        for weak in [Reason::NoAccounts, Reason::AccountsUnclear] {
+            let mut direct = Outcome::of_path(Path::P2pdma, Certainty::Forecast, 4096);
+            direct.reason = weak.into();
+            let mut edge = Outcome::of_path(Path::CompatCache, Certainty::Consistent, 5);
+            edge.reason = Reason::UnalignedLength.into();
+            for parts in [[direct, edge], [edge, direct]] {
+                let mut sum = Outcome::nothing();
+                parts.iter().for_each(|part| sum.append(part));
+                assert_eq!(sum.reason, Reason::UnalignedLength);
+                assert_eq!(sum.certainty, Certainty::Forecast);
+            }
+            let mut sum = Outcome::nothing();
+            sum.append(&direct);
+            sum.append(&direct);
+            assert_eq!(sum.reason, weak);
+        }
     }
 
     #[test]

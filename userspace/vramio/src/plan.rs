@@ -29,15 +29,19 @@ impl Request {
     }
 }
 
-/// What a direct engine takes. All in bytes, none of them 0, and the alignments powers of
-/// two.
+/// What a direct engine takes. All in bytes, the alignments powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     /// File offsets and lengths are multiples of this.
     pub(crate) file_align: u64,
-    /// Offsets in the buffer are multiples of this.
+    /// Places in memory are multiples of this.
     pub(crate) memory_align: u64,
-    /// Most of one request.
+    /// How far behind such a multiple the memory begins.
+    pub(crate) lead: u64,
+    /// So much of the memory, from its start on, can be reached. What lies behind it has
+    /// no room in the GPU's BAR.
+    pub(crate) shown: u64,
+    /// Most of one request; not 0.
     pub(crate) cap: u64,
 }
 
@@ -98,6 +102,8 @@ impl Plan {
         let Limits {
             file_align,
             memory_align,
+            lead,
+            shown,
             cap,
         } = limits;
         // Both are powers of two, so what is a multiple of the larger keeps in step with
@@ -112,7 +118,13 @@ impl Plan {
         };
         let begin = request.file_offset;
         let head = (file_align - begin % file_align) % file_align;
-        if !(request.buffer_offset + head).is_multiple_of(memory_align) {
+        // What of it can be reached.
+        let near = shown.saturating_sub(request.buffer_offset).min(len);
+        if near <= head && near < len {
+            plan.frame[0] = compat(0, len, Reason::BarFull);
+            return plan;
+        }
+        if !(lead + request.buffer_offset + head).is_multiple_of(memory_align) {
             plan.frame[0] = compat(0, len, Reason::UnalignedBuffer);
             return plan;
         }
@@ -126,10 +138,11 @@ impl Plan {
             return plan;
         }
         // The block in which the file ends is asked for as a whole, if it fits.
-        let rest = len - head;
+        let rest = near - head;
         let up = rest.next_multiple_of(file_align);
-        let at_the_end = request.direction == Direction::Read && begin + len == size;
-        let (middle, ask) = if at_the_end && head + up <= request.len {
+        let at_the_end = request.direction == Direction::Read && begin + near == size;
+        let fits = request.len.min(shown.saturating_sub(request.buffer_offset));
+        let (middle, ask) = if at_the_end && head + up <= fits {
             (rest, up)
         } else {
             (rest - rest % file_align, rest - rest % file_align)
@@ -142,7 +155,15 @@ impl Plan {
                 ask,
                 way: Way::Direct,
             }),
-            compat(head + middle, rest - middle, Reason::UnalignedLength),
+            compat(
+                head + middle,
+                len - head - middle,
+                if near < len {
+                    Reason::BarFull
+                } else {
+                    Reason::UnalignedLength
+                },
+            ),
         ];
         plan
     }
@@ -335,11 +356,15 @@ mod tests {
 
     fn limits() -> impl Strategy<Value = Option<Limits>> {
         proptest::option::of(
-            (0u32..3, 0u32..10, 1u64..5000).prop_map(|(file, memory, cap)| Limits {
-                file_align: 128 << file,
-                memory_align: 1 << memory,
-                cap,
-            }),
+            (0u32..3, 0u32..10, 0u64..1024, 0u64..16000, 1u64..5000).prop_map(
+                |(file, memory, lead, shown, cap)| Limits {
+                    file_align: 128 << file,
+                    memory_align: 1 << memory,
+                    lead,
+                    shown,
+                    cap,
+                },
+            ),
         )
     }
 
@@ -382,7 +407,8 @@ mod tests {
                         let limits = limits.expect("a direct engine");
                         prop_assert_eq!(part.file_offset % limits.file_align, 0);
                         prop_assert_eq!(section.ask % limits.file_align, 0);
-                        prop_assert_eq!(part.buffer_offset % limits.memory_align, 0);
+                        prop_assert_eq!((limits.lead + part.buffer_offset) % limits.memory_align, 0);
+                        prop_assert!(part.buffer_offset + section.ask <= limits.shown);
                         let least = limits.file_align.max(limits.memory_align);
                         prop_assert!(section.ask <= limits.cap.max(least));
                         prop_assert!(section.at + section.ask <= request.len);
@@ -393,6 +419,10 @@ mod tests {
                     }
                     Way::Compat(reason) => {
                         prop_assert_eq!(section.ask, section.len);
+                        if reason == Reason::BarFull {
+                            let shown = limits.expect("a direct engine").shown;
+                            prop_assert!(part.buffer_offset + part.len > shown);
+                        }
                         compat.get_or_insert(reason);
                     }
                     Way::Zero => {
@@ -452,6 +482,8 @@ mod tests {
     const LIMITS: Limits = Limits {
         file_align: 512,
         memory_align: 4,
+        lead: 0,
+        shown: u64::MAX,
         cap: 1 << 20,
     };
 
@@ -518,6 +550,41 @@ mod tests {
         assert_eq!(
             sections(plan),
             [(0, 1024, 1024, Way::Compat(Reason::UnalignedBuffer))]
+        );
+    }
+    #[test]
+    fn what_the_bar_does_not_show_goes_through_host_memory() {
+        let request = Request {
+            direction: Direction::Read,
+            file_offset: 0,
+            buffer_offset: 4096,
+            len: 8192,
+        };
+        let limits = |shown| Limits { shown, ..LIMITS };
+        let plan = |shown| sections(Plan::direct(request, limits(shown), 1 << 30));
+        let hidden = Way::Compat(Reason::BarFull);
+        assert_eq!(
+            plan(8192 + 100),
+            [(0, 4096, 4096, Way::Direct), (4096, 4096, 4096, hidden)]
+        );
+        for none in [0, 4096, 4096 + 511] {
+            assert_eq!(plan(none), [(0, 8192, 8192, hidden)]);
+        }
+        assert_eq!(plan(12288), [(0, 8192, 8192, Way::Direct)]);
+    }
+
+    #[test]
+    fn an_odd_place_in_memory_counts() {
+        let request = Request {
+            direction: Direction::Write,
+            file_offset: 512,
+            buffer_offset: 2,
+            len: 1024,
+        };
+        let limits = Limits { lead: 2, ..LIMITS };
+        assert_eq!(
+            sections(Plan::direct(request, limits, 0)),
+            [(0, 1024, 1024, Way::Direct)]
         );
     }
 }

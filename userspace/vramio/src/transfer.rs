@@ -10,6 +10,7 @@ use vramio_abi::Reason;
 
 use crate::cancel::Cancel;
 use crate::code::Code;
+use crate::engine::p2pdma::P2pdma;
 use crate::engine::{Engine, Job, Stream};
 use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
@@ -122,8 +123,9 @@ impl File {
     ///
     /// # Errors
     ///
-    /// There is no direct path at all: no module, or one that does not take the buffer. A
-    /// refusal of the file is a verdict.
+    /// There is no direct path at all: no module, or one that does not take the buffer,
+    /// and no memory that the kernel's own direct I/O reaches. A refusal of the file is a
+    /// verdict.
     pub fn probe(
         &self,
         direction: Direction,
@@ -139,8 +141,13 @@ impl File {
             buffer_offset: buffer.range.start.saturating_add(buffer_offset),
             len,
         };
-        let kmod = self.context.inner.kmod.as_ref().map_err(Clone::clone)?;
-        kmod.probe(&self.target, &buffer.memory, &request)
+        let inner = &self.context.inner;
+        let takes = |engine: &&P2pdma| engine.takes(&buffer.memory).is_ok();
+        match (&inner.kmod, inner.p2pdma.as_ref().filter(takes)) {
+            (Ok(kmod), _) => kmod.probe(&self.target, &buffer.memory, &request),
+            (Err(_), Some(p2pdma)) => Ok(p2pdma.probe(&self.target, &buffer.memory, &request)),
+            (Err(error), None) => Err(error.clone()),
+        }
     }
 
     /// The counters of requests on this file with this memory: the context's, and the
@@ -180,7 +187,8 @@ impl File {
         if last.is_none_or(|last| last > buffer.size()) {
             return refuse(Errno::ERANGE, Reason::OutOfRange);
         }
-        if let Err(reason) = buffer.memory.check() {
+        let place = request.buffer_offset + buffer.range.start;
+        if let Err(reason) = buffer.memory.check(&(place..place + request.len)) {
             return refuse(Errno::ESTALE, reason);
         }
         if request.len == 0 {
@@ -190,7 +198,7 @@ impl File {
             target: self.target.clone(),
             memory: buffer.memory.clone(),
             request: Request {
-                buffer_offset: request.buffer_offset + buffer.range.start,
+                buffer_offset: place,
                 ..request
             },
             cancel: options.cancel.clone(),
@@ -224,9 +232,13 @@ impl File {
         };
         let failed = |errno| self.error(&request).with_errno(errno);
         let (stat, size) = (stat.map_err(failed)?, size.map_err(failed)?);
-        let holes = match request.direction {
-            Direction::Read => Holes::of(&self.target, &stat),
-            Direction::Write => None,
+        let holes = match (request.direction, &direct) {
+            // The kernel would fill what was never written by CPU, and not say so.
+            (Direction::Read, Ok((engine, _))) if !engine.keeps_accounts() => {
+                Holes::and_unwritten(&self.target)
+            }
+            (Direction::Read, _) => Holes::of(&self.target, &stat),
+            (Direction::Write, _) => None,
         };
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
         let plan = match &direct {
@@ -273,12 +285,39 @@ impl File {
         if self.target.denied {
             return Err(Refusal::Known(Reason::Denied));
         }
-        let kmod = self.context.inner.kmod.as_ref().map_err(Refusal::Never)?;
+        let inner = &self.context.inner;
+        let p2pdma = inner.p2pdma.as_ref();
+        let kmod = inner.kmod.as_ref();
+        // What neither of them takes whatever the file has the more useful reason.
+        let kmod = match (kmod, p2pdma.map(|engine| engine.takes(&job.memory))) {
+            (Err(error), None) => return Err(Refusal::Never(error)),
+            (Err(error), Some(Err(reason))) => {
+                return Err(if error.reason == Reason::Denied {
+                    Refusal::Known(reason)
+                } else {
+                    Refusal::Never(error)
+                });
+            }
+            (kmod, _) => kmod.ok(),
+        };
         if job.request.len < self.target.threshold {
             return Err(Refusal::Known(Reason::BelowThreshold));
         }
-        let limits = kmod.offer(job).map_err(Refusal::Now)?;
-        Ok((kmod, limits))
+        let refused = match kmod.map(|engine| (engine, engine.offer(job))) {
+            Some((engine, Ok(limits))) => return Ok((engine, limits)),
+            Some((_, Err(error))) => Some(error),
+            None => None,
+        };
+        match (p2pdma, refused) {
+            // Of the file and of the way the module knows more.
+            (None, Some(error)) => Err(Refusal::Now(error)),
+            (Some(_), Some(error)) if !is_own_limit(error.reason) => Err(Refusal::Now(error)),
+            (Some(engine), refused) => match engine.offer(job) {
+                Ok(limits) => Ok((engine, limits)),
+                Err(error) => Err(Refusal::Now(refused.unwrap_or(error))),
+            },
+            (None, None) => Err(Refusal::Known(Reason::Denied)),
+        }
     }
 
     /// Moves one section.
@@ -304,12 +343,21 @@ impl File {
             (Way::Direct, Some(engine)) => match engine.transfer(&part(section.ask)) {
                 Ok(outcome) => {
                     let outcome = outcome.capped(section.len);
-                    if outcome.reason != Reason::None {
+                    if outcome.bytes < section.len && is_lost(&outcome) {
+                        return Ok(self.go_on(outcome, &part(section.len)));
+                    }
+                    // That of an error is counted where the request ends.
+                    if outcome.reason != Reason::None && outcome.error.is_none() {
                         self.count(job, outcome.reason);
                     }
                     Ok(outcome)
                 }
                 Err(error) => {
+                    // Nothing can be copied to or from memory that is not there.
+                    let at = job.request.buffer_offset;
+                    if let Err(reason) = job.memory.check(&(at..at + job.request.len)) {
+                        return Err(error.with_reason(reason));
+                    }
                     // Refused after all: the file or the way has changed.
                     self.fall_back(job, error.reason, || error.clone())?;
                     let mut outcome = compat.transfer(&part(section.len))?;
@@ -324,6 +372,29 @@ impl File {
             }
             (Way::Direct, None) => Err(self.error(&job.request).with_reason(Reason::NoModule)),
         }
+    }
+
+    /// The direct way was lost in the middle of the job: moves the rest through host
+    /// memory, if the policy allows it.
+    fn go_on(&self, mut outcome: Outcome, job: &Job) -> Outcome {
+        let lost = || self.error(&job.request).with_reason(outcome.reason);
+        if self.fall_back(job, outcome.reason, lost).is_err() {
+            return outcome;
+        }
+        outcome.error = None;
+        let done = outcome.bytes;
+        let rest = Job {
+            request: job.request.part(done, job.request.len - done),
+            ..job.clone()
+        };
+        match self.context.inner.compat.transfer(&rest) {
+            Ok(rest) => outcome.append(&rest),
+            Err(error) => {
+                outcome.error = Some(error.errno.unwrap_or(Errno::EIO));
+                outcome.reason = error.reason;
+            }
+        }
+        outcome
     }
 
     /// A hole: zeros, if the file still reaches that far.
@@ -399,6 +470,41 @@ impl Refusal<'_> {
             Refusal::Now(error) => error.clone(),
         }
     }
+}
+
+/// Whether a request ended early because it can't go direct any more, and not because of
+/// what would stop it on any way.
+fn is_lost(outcome: &Outcome) -> bool {
+    outcome.error.is_some()
+        && outcome.reason.known().is_some_and(|reason| {
+            !matches!(
+                reason,
+                Reason::None
+                    | Reason::IoError
+                    | Reason::NoSpace
+                    | Reason::FileSize
+                    | Reason::Interrupted
+                    | Reason::TargetGone
+                    | Reason::Cancelled
+            )
+        })
+}
+
+/// Whether the module refuses only because of its own limits: it has no room for another
+/// registration, or submits in a way in which requests could be merged wrongly. What the
+/// kernel submits for a mapping is never merged (`bio_iov_iter_get_pages()`).
+fn is_own_limit(reason: Code<Reason>) -> bool {
+    [
+        Reason::RegistrationLimit,
+        Reason::RegistrationSize,
+        Reason::OpenBytes,
+        Reason::UserRegistrations,
+        Reason::UserBytes,
+        Reason::ProviderLimit,
+        Reason::MergeBarrier,
+    ]
+    .into_iter()
+    .any(|own| reason == own)
 }
 
 /// Why it went through host memory, where nothing else is to be said of it.

@@ -3,13 +3,12 @@
 //! The threads that help with large requests and carry out asynchronous ones: one set
 //! for the process, no more than it has cores.
 
-use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 use std::thread;
 
 use nix::sys::signal::SigSet;
 
-use crate::process::Owner;
+use crate::process::PerProcess;
 use crate::sync::Tasks;
 
 /// What a worker can do.
@@ -23,7 +22,6 @@ pub(crate) trait Task: Send + Sync {
 
 /// The threads.
 pub(crate) struct Workers {
-    owner: Owner,
     tasks: Tasks<Arc<dyn Task>>,
 }
 
@@ -31,29 +29,12 @@ impl Workers {
     /// Those of this process. A child of fork gets its own: it has none of the parent's
     /// threads.
     pub(crate) fn of_process() -> &'static Workers {
-        static CURRENT: AtomicPtr<Workers> = AtomicPtr::new(std::ptr::null_mut());
-        loop {
-            let found = CURRENT.load(Ordering::Acquire);
-            // SAFETY: What was stored here is never freed.
-            if let Some(workers) = unsafe { found.as_ref() } {
-                if workers.owner.is_current() {
-                    return workers;
-                }
-            }
-            let size = thread::available_parallelism().map_or(1, usize::from);
-            let made = Box::into_raw(Box::new(Workers::new(size)));
-            let swapped =
-                CURRENT.compare_exchange(found, made, Ordering::AcqRel, Ordering::Acquire);
-            if swapped.is_err() {
-                // SAFETY: It was made above and given to nobody.
-                drop(unsafe { Box::from_raw(made) });
-            }
-        }
+        static CURRENT: PerProcess<Workers> = PerProcess::new();
+        CURRENT.get(|| Workers::new(thread::available_parallelism().map_or(1, usize::from)))
     }
 
     fn new(size: usize) -> Self {
         Workers {
-            owner: Owner::current(),
             tasks: Tasks::new(size),
         }
     }

@@ -329,11 +329,9 @@ fn a_freed_and_reused_address_is_never_written() {
         (Reason::StaleBuffer.into(), Some(Errno::ESTALE))
     );
     let again = Vram::new(&context, 65536);
-    assert_eq!(
-        again.alloc.address(),
-        address,
-        "the mock uses addresses again"
-    );
+    if !mock().is_real() {
+        assert_eq!(again.alloc.address(), address, "it uses addresses again");
+    }
     let error = file.read_at(&buffer, 0, 0, 65536).expect_err("reused");
     assert_eq!(error.reason, Reason::StaleBuffer);
     assert!(again.content().iter().all(|byte| *byte == POISON));
@@ -359,7 +357,7 @@ fn an_address_that_is_no_memory_is_refused() {
 }
 
 #[test]
-fn the_current_context_is_the_callers() {
+fn mock_the_current_context_is_the_callers() {
     let _alone = alone();
     let dir = directory();
     let context = context(|config| config.threads = 4);
@@ -386,7 +384,7 @@ fn the_current_context_is_the_callers() {
 
 /// Whatever call of the driver fails: no byte is invented, and the next request works.
 #[test]
-fn a_failing_driver_gives_exact_counts() {
+fn mock_a_failing_driver_gives_exact_counts() {
     let _alone = alone();
     let dir = directory();
     let size = 3 * MIB;
@@ -443,7 +441,7 @@ fn a_failing_driver_gives_exact_counts() {
 }
 
 #[test]
-fn an_exhausted_pool_names_its_limit_and_does_not_hang() {
+fn mock_an_exhausted_pool_names_its_limit_and_does_not_hang() {
     let _alone = alone();
     let dir = directory();
     let context = context(|config| {
@@ -527,7 +525,7 @@ fn many_threads_share_one_file_and_one_buffer() {
 }
 
 #[test]
-fn a_cancelled_request_has_an_exact_count() {
+fn mock_a_cancelled_request_has_an_exact_count() {
     let _alone = alone();
     let dir = directory();
     let context = context(|config| {
@@ -605,7 +603,7 @@ fn a_child_of_fork_is_refused_and_the_parent_goes_on() {
 /// A child that is made while a request is under way, and what it does with its copies,
 /// disturbs neither the drive's nor the copy engine's part of it.
 #[test]
-fn a_fork_does_not_disturb_a_request_under_way() {
+fn mock_a_fork_does_not_disturb_a_request_under_way() {
     let _alone = alone();
     let dir = directory();
     let context = context(|config| {

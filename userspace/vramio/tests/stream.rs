@@ -42,10 +42,28 @@ impl Caller {
 
     /// Fills device memory, after a while.
     fn fill_late(&self, address: u64, len: usize, value: u8) {
+        if mock().is_real() {
+            self.dawdle();
+        }
         for round in 0..20 {
             let value = if round == 19 { value } else { round };
             // SAFETY: The memory stays until the stream was waited for.
             check(unsafe { sys::cuMemsetD8Async(address, value, len, self.0) });
+        }
+    }
+
+    /// Keeps a real GPU busy for a while.
+    fn dawdle(&self) {
+        const LEN: usize = 1 << 30;
+        let mut scratch = 0;
+        // SAFETY: The pointer is valid during the call, and the memory is freed in the
+        // order of the stream.
+        unsafe {
+            check(sys::cuMemAllocAsync(&mut scratch, LEN, self.0));
+            for round in 0..100 {
+                check(sys::cuMemsetD8Async(scratch, round, LEN, self.0));
+            }
+            check(sys::cuMemFreeAsync(scratch, self.0));
         }
     }
 

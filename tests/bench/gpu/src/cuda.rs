@@ -4,9 +4,11 @@
 //! pinned buffers, streams and events.
 
 use std::ffi::c_void;
+use std::num::NonZeroUsize;
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context as _, Result};
 use cudarc::driver::sys;
+use nix::sys::mman::{madvise, mmap_anonymous, MapFlags, MmapAdvise, ProtFlags};
 use sys::{CUcontext, CUevent, CUresult, CUstream};
 
 fn check(result: CUresult) -> Result<()> {
@@ -46,6 +48,7 @@ impl Ctx {
 pub struct Pinned {
     start: *mut c_void,
     len: usize,
+    registered: bool,
 }
 
 // SAFETY: The memory belongs to the value.
@@ -57,7 +60,30 @@ impl Pinned {
         let mut start = std::ptr::null_mut();
         // SAFETY: The pointer is valid during the call.
         check(unsafe { sys::cuMemHostAlloc(&mut start, len, 0) })?;
-        Ok(Pinned { start, len })
+        Ok(Pinned {
+            start,
+            len,
+            registered: false,
+        })
+    }
+
+    /// Maps it in huge pages, and registers it.
+    pub fn registered(len: usize) -> Result<Self> {
+        let size = NonZeroUsize::new(len.next_multiple_of(2 << 20)).context("no bytes")?;
+        let flags = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: The kernel takes a range that nothing uses; advice does no harm.
+        let start = unsafe {
+            let start = mmap_anonymous(None, size, flags, MapFlags::MAP_PRIVATE)?;
+            madvise(start, size.get(), MmapAdvise::MADV_HUGEPAGE)?;
+            start.as_ptr()
+        };
+        // SAFETY: The range was mapped above, and stays.
+        check(unsafe { sys::cuMemHostRegister_v2(start, size.get(), 1) })?;
+        Ok(Pinned {
+            start,
+            len,
+            registered: true,
+        })
     }
 
     /// Its bytes.
@@ -70,8 +96,15 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: `new` allocated it.
-        let _ = unsafe { sys::cuMemFreeHost(self.start) };
+        // SAFETY: `new` allocated it, or `registered` registered it; that mapping stays
+        // until the program ends.
+        let _ = unsafe {
+            if self.registered {
+                sys::cuMemHostUnregister(self.start)
+            } else {
+                sys::cuMemFreeHost(self.start)
+            }
+        };
     }
 }
 
@@ -140,11 +173,17 @@ impl Drop for Stream {
     }
 }
 
-/// How long the question for an allocation's number takes, nanoseconds.
-pub fn buffer_id_cost(address: u64) -> Result<f64> {
-    const ROUNDS: u32 = 200_000;
-    let begin = std::time::Instant::now();
-    for _ in 0..ROUNDS {
+/// What a request asks of the driver besides copies: how long that takes, nanoseconds.
+pub struct Questions {
+    /// The allocation's number.
+    pub buffer_id: f64,
+    /// The current context.
+    pub current: f64,
+}
+
+/// Asks them.
+pub fn questions(address: u64) -> Result<Questions> {
+    let buffer_id = || {
         let mut id = 0u64;
         // SAFETY: The attribute is 64 bits wide.
         check(unsafe {
@@ -153,7 +192,25 @@ pub fn buffer_id_cost(address: u64) -> Result<f64> {
                 sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_BUFFER_ID,
                 address,
             )
-        })?;
+        })
+    };
+    let current = || {
+        let mut ctx = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the call.
+        check(unsafe { sys::cuCtxGetCurrent(&mut ctx) })
+    };
+    Ok(Questions {
+        buffer_id: nanoseconds(buffer_id)?,
+        current: nanoseconds(current)?,
+    })
+}
+
+/// How long something short takes.
+pub fn nanoseconds(work: impl Fn() -> Result<()>) -> Result<f64> {
+    const ROUNDS: u32 = 200_000;
+    let begin = std::time::Instant::now();
+    for _ in 0..ROUNDS {
+        work()?;
     }
     Ok(begin.elapsed().as_nanos() as f64 / f64::from(ROUNDS))
 }

@@ -5,6 +5,7 @@
 
 mod baseline;
 mod cuda;
+mod measure;
 
 use std::fs::{File as StdFile, OpenOptions};
 use std::io::Write;
@@ -15,17 +16,18 @@ use std::time::Instant;
 
 use anyhow::{ensure, Context as _, Result};
 use clap::Parser;
-use nix::sys::resource::{getrusage, UsageWho};
-use nix::sys::time::TimeValLike;
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
-use vramio::{Config, Context, File, GpuBuffer, Outcome, Policy};
+use vramio::{Config, Context, File, GpuBuffer, Policy};
+
+use measure::{best, nothing, ratio};
 
 const MIB: u64 = 1 << 20;
 
 /// Measures vramio's compat engine on a CUDA GPU.
 #[derive(Parser)]
 struct Args {
-    /// The file to read and write; it is made, and removed at the end.
+    /// The file to read and write; it is made, and removed at the end. Another one is
+    /// made beside it.
     #[arg(long, default_value = "/tmp/vramio-bench.bin")]
     file: PathBuf,
     /// Its size, MiB.
@@ -44,26 +46,8 @@ fn main() -> Result<()> {
     let bench = Bench::new(&args)?;
     let result = bench.run(args.sweep);
     let _ = std::fs::remove_file(&args.file);
+    let _ = std::fs::remove_file(bench.other());
     result
-}
-
-/// What a measurement found.
-#[derive(Clone, Copy)]
-struct Found {
-    /// Seconds.
-    time: f64,
-    /// Seconds of CPU.
-    cpu: f64,
-}
-
-impl Found {
-    fn better(self, other: Found) -> Found {
-        if other.time < self.time {
-            other
-        } else {
-            self
-        }
-    }
 }
 
 struct Bench {
@@ -76,20 +60,33 @@ struct Bench {
     rounds: u32,
 }
 
-fn cpu_seconds() -> f64 {
-    getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| {
-        let total = usage.user_time() + usage.system_time();
-        total.num_microseconds() as f64 / 1e6
-    })
+/// A file and all of the memory, in a context of their own that never goes direct.
+struct Ours {
+    context: Context,
+    file: File,
+    buffer: GpuBuffer,
 }
 
-/// A context that never goes direct.
-fn context_of(change: impl FnOnce(&mut Config)) -> Result<Context> {
-    let mut config = Config::default();
-    config.policy = Policy::Allow;
-    config.direct = false;
-    change(&mut config);
-    Ok(Context::with_config(config)?)
+impl Ours {
+    /// One request. Says how many bytes came from the page cache.
+    fn read(&self, at: u64, to: u64, len: u64) -> Result<u64> {
+        let outcome = self.file.read_at(&self.buffer, at, to, len)?;
+        ensure!(outcome.bytes == len, "{outcome:?}");
+        Ok(outcome.moved.by(vramio::Path::CompatCache))
+    }
+
+    fn write(&self, file: &File, len: u64) -> Result<()> {
+        let outcome = file.write_at(&self.buffer, 0, 0, len)?;
+        ensure!(outcome.bytes == len, "{outcome:?}");
+        Ok(())
+    }
+
+    /// Reads of `len` bytes at these places.
+    fn reads(&self, places: impl Iterator<Item = u64>, len: u64) -> Result<()> {
+        places
+            .into_iter()
+            .try_for_each(|at| self.read(at, 0, len).map(drop))
+    }
 }
 
 impl Bench {
@@ -127,6 +124,11 @@ impl Bench {
         })
     }
 
+    /// The name of a file that does not exist before it is written.
+    fn other(&self) -> PathBuf {
+        self.path.with_extension("new")
+    }
+
     fn evict(&self, offset: u64, len: u64) -> Result<()> {
         // SAFETY: The call takes no memory.
         let result = unsafe {
@@ -146,79 +148,20 @@ impl Bench {
         Ok(())
     }
 
-    /// The best of some rounds, each after `before`.
-    fn best(
-        &self,
-        mut before: impl FnMut() -> Result<()>,
-        mut work: impl FnMut() -> Result<()>,
-    ) -> Result<Found> {
-        let mut best: Option<Found> = None;
-        for _ in 0..self.rounds {
-            let found = self.once(&mut before, &mut work)?;
-            best = Some(best.map_or(found, |best| best.better(found)));
-        }
-        best.context("no round")
-    }
-
-    /// The best of two things that are measured in turns.
-    fn pair(
-        &self,
-        mut before: impl FnMut() -> Result<()>,
-        mut one: impl FnMut() -> Result<()>,
-        mut other: impl FnMut() -> Result<()>,
-    ) -> Result<(Found, Found)> {
-        let mut best: Option<(Found, Found)> = None;
-        for _ in 0..self.rounds {
-            let one = self.once(&mut before, &mut one)?;
-            let other = self.once(&mut before, &mut other)?;
-            best = Some(match best {
-                None => (one, other),
-                Some((a, b)) => (a.better(one), b.better(other)),
-            });
-        }
-        best.context("no round")
-    }
-
-    fn once(
-        &self,
-        before: &mut impl FnMut() -> Result<()>,
-        work: &mut impl FnMut() -> Result<()>,
-    ) -> Result<Found> {
-        before()?;
-        let (begin, cpu) = (Instant::now(), cpu_seconds());
-        work()?;
-        Ok(Found {
-            time: begin.elapsed().as_secs_f64(),
-            cpu: cpu_seconds() - cpu,
-        })
-    }
-
-    fn show(&self, name: &str, bytes: u64, found: Found) -> f64 {
-        let gigabytes = bytes as f64 / 1e9;
-        let rate = gigabytes / found.time;
-        println!(
-            "{name:<52} {rate:7.2} GB/s  cpu {:.3} s/GB",
-            found.cpu / gigabytes
-        );
-        rate
-    }
-
-    fn show_calls(&self, name: &str, calls: u64, found: Found) -> f64 {
-        let each = found.time * 1e6 / calls as f64;
-        println!("{name:<52} {each:7.2} us/call");
-        each
-    }
-
-    fn buffer(&self, context: &Context) -> Result<GpuBuffer> {
+    fn ours(&self, change: impl FnOnce(&mut Config)) -> Result<Ours> {
+        let mut config = Config::default();
+        config.policy = Policy::Allow;
+        config.direct = false;
+        change(&mut config);
+        let context = Context::with_config(config)?;
         // SAFETY: The memory lives as long as the program, and nothing else uses it
         // while a request is under way.
-        Ok(unsafe { GpuBuffer::from_cuda(context, self.memory.address(), self.size) }?)
-    }
-
-    fn whole(&self, file: &File, buffer: &GpuBuffer) -> Result<Outcome> {
-        let outcome = file.read_at(buffer, 0, 0, self.size)?;
-        ensure!(outcome.bytes == self.size, "{outcome:?}");
-        Ok(outcome)
+        let buffer = unsafe { GpuBuffer::from_cuda(&context, self.memory.address(), self.size) }?;
+        Ok(Ours {
+            file: File::open(&context, &self.path)?,
+            context,
+            buffer,
+        })
     }
 
     /// Whether the device has what the file has.
@@ -238,20 +181,32 @@ impl Bench {
     }
 
     fn run(&self, sweep: bool) -> Result<()> {
-        let device = self.memory.address();
         println!("file {} MiB, best of {}", self.size / MIB, self.rounds);
-        let cost = cuda::buffer_id_cost(device)?;
-        println!("the check for stale memory: {cost:.0} ns");
+        let ours = self.ours(|_| ())?;
+        let cached = self.cached(&ours, sweep)?;
+        self.cached_calls(&ours)?;
+        self.split()?;
+        let disk = self.cold(&ours)?;
+        self.cold_calls(&ours)?;
+        self.half(&ours, cached, disk)?;
+        self.writes(&ours)?;
+        println!("\n{:?}", ours.context.stats().reasons);
+        Ok(())
+    }
 
+    /// A cached file in one call. Gives the rate with default settings.
+    fn cached(&self, ours: &Ours, sweep: bool) -> Result<f64> {
         println!("\n== cached");
+        let device = self.memory.address();
         self.warm()?;
         let mut copy = baseline::PinnedCopy::new()?;
-        let pinned = self.best(|| Ok(()), || copy.run(device, self.size))?;
-        let pinned = self.show("pinned copy", self.size, pinned);
+        let [pinned] = best(self.rounds, nothing, [&mut || copy.run(device, self.size)])?;
+        let pinned = pinned.rate("pinned copy", self.size);
         for threads in [1, 4, 8, 16] {
             let mut staged = baseline::Staged::new(self.ctx, threads)?;
-            let found = self.best(|| Ok(()), || staged.run(&self.plain, device, self.size))?;
-            self.show(&format!("by hand, {threads} threads"), self.size, found);
+            let mut work = || staged.run(&self.plain, device, self.size);
+            let [found] = best(self.rounds, nothing, [&mut work])?;
+            found.rate(&format!("by hand, {threads} threads"), self.size);
         }
         let mut settings = vec![(1, 4), (4, 4), (8, 4), (16, 4)];
         if sweep {
@@ -260,132 +215,142 @@ impl Bench {
             }
         }
         for (threads, slab) in settings {
-            let context = context_of(|config| {
+            let ours = self.ours(|config| {
                 config.threads = threads;
                 config.slab_bytes = slab << 20;
             })?;
-            let (file, buffer) = (File::open(&context, &self.path)?, self.buffer(&context)?);
-            let found = self.best(|| Ok(()), || self.whole(&file, &buffer).map(drop))?;
-            let name = format!("vramio, {threads} threads, slab {slab} MiB");
-            self.show(&name, self.size, found);
-        }
-        let context = context_of(|_| ())?;
-        let buffer = self.buffer(&context)?;
-        let file = File::open(&context, &self.path)?;
-        let given = File::from_fd(&context, &self.direct)?;
-        let found = self.best(|| Ok(()), || self.whole(&file, &buffer).map(drop))?;
-        let default = self.show("vramio, default settings, one call", self.size, found);
-        println!(
-            "   ratio to the pinned copy: {:.3} (wanted 0.72)",
-            default / pinned
-        );
-        self.verify()?;
-        let found = self.best(|| Ok(()), || self.whole(&given, &buffer).map(drop))?;
-        self.show("vramio, given an O_DIRECT descriptor", self.size, found);
-
-        println!("\n== cached, one thread, call by call");
-        let one = self.size.min(1 << 30);
-        for len in [MIB, 64 << 10, 4096] {
-            let calls = (one / len).min(20_000);
-            let place = |call: u64| (call * 7919 % (one / len)) * len;
-            let mut by_hand = baseline::Calls::new(len as usize)?;
-            let (hand, ours) = self.pair(
-                || Ok(()),
-                || {
-                    (0..calls).try_for_each(|call| {
-                        by_hand.read(&self.plain, place(call), device, len as usize)
-                    })
-                },
-                || {
-                    (0..calls).try_for_each(|call| {
-                        let outcome = file.read_at(&buffer, place(call), 0, len)?;
-                        ensure!(outcome.bytes == len);
-                        Ok(())
-                    })
-                },
+            self.whole(
+                &ours,
+                &format!("vramio, {threads} threads, slab {slab} MiB"),
             )?;
-            let hand = self.show_calls(&format!("by hand, {len} bytes"), calls, hand);
-            let ours = self.show_calls(&format!("vramio, {len} bytes"), calls, ours);
-            println!(
-                "   rate against by hand: {:.3}, time: {:.3}",
-                hand / ours,
-                ours / hand
-            );
         }
+        let default = self.whole(ours, "vramio, default settings, one call")?;
+        ratio("to the pinned copy", default / pinned, "0.72");
+        self.verify()?;
+        let given = Ours {
+            file: File::from_fd(&ours.context, &self.direct)?,
+            context: ours.context.clone(),
+            buffer: ours.buffer.clone(),
+        };
+        self.whole(&given, "vramio, given an O_DIRECT descriptor")?;
+        Ok(default)
+    }
 
+    /// The whole file in one call.
+    fn whole(&self, ours: &Ours, name: &str) -> Result<f64> {
+        let mut work = || ours.read(0, 0, self.size).map(drop);
+        let [found] = best(self.rounds, nothing, [&mut work])?;
+        Ok(found.rate(name, self.size))
+    }
+
+    /// One thread, call by call, all cached.
+    fn cached_calls(&self, ours: &Ours) -> Result<()> {
+        println!("\n== cached, one thread, call by call");
+        let device = self.memory.address();
+        let whole = self.size.min(1 << 30);
+        for (len, wanted) in [(MIB, "1/0.95"), (64 << 10, "-"), (4096, "1.10")] {
+            let calls = (whole / len).min(40_000);
+            let places = || (0..calls).map(|call| call * 7919 % (whole / len) * len);
+            let bytes = len as usize;
+            let mut hand = baseline::Calls::new(bytes)?;
+            let mut same = baseline::Calls::registered(8 << 20)?;
+            let [hand, same, found] = best(
+                self.rounds,
+                nothing,
+                [
+                    &mut || places().try_for_each(|at| hand.read(&self.plain, at, device, bytes)),
+                    &mut || {
+                        places().try_for_each(|at| same.read_cached(&self.plain, at, device, bytes))
+                    },
+                    &mut || ours.reads(places(), len),
+                ],
+            )?;
+            let hand = hand.each(&format!("by hand, {len} bytes"), calls);
+            same.each("by hand, preadv2(RWF_NOWAIT), registered memory", calls);
+            let found = found.each(&format!("vramio, {len} bytes"), calls);
+            ratio("time against by hand", found / hand, wanted);
+        }
+        let questions = cuda::questions(device)?;
+        println!(
+            "of it the check for stale memory {:.0} ns, the current context {:.0} ns, a look at the clock {:.0} ns",
+            questions.buffer_id,
+            questions.current,
+            cuda::nanoseconds(|| {
+                std::hint::black_box(Instant::now());
+                Ok(())
+            })?,
+        );
+        Ok(())
+    }
+
+    /// From which length on more threads pay.
+    fn split(&self) -> Result<()> {
         println!("\n== cached, one call of some length: one thread, and as many as are allowed");
-        let alone = context_of(|config| config.threads = 1)?;
-        let (alone_file, alone_buffer) = (File::open(&alone, &self.path)?, self.buffer(&alone)?);
-        let split = context_of(|config| config.split_bytes = 0)?;
-        let (split_file, split_buffer) = (File::open(&split, &self.path)?, self.buffer(&split)?);
+        let whole = self.size.min(1 << 30);
+        let alone = self.ours(|config| config.threads = 1)?;
+        let split = self.ours(|config| config.split_bytes = 0)?;
         for len in [128u64, 256, 512, 1024, 2048, 4096, 16384, 65536].map(|kib| kib << 10) {
             let len = len.min(self.size);
-            let calls = (one / len).clamp(1, 200);
-            let each = |file: &File, buffer: &GpuBuffer| {
-                let found = self.best(
-                    || Ok(()),
-                    || {
-                        (0..calls).try_for_each(|call| {
-                            let at = (call * len) % (self.size - len + 1);
-                            let outcome = file.read_at(buffer, at, at, len)?;
-                            ensure!(outcome.bytes == len);
-                            Ok(())
-                        })
-                    },
-                )?;
-                Ok::<_, anyhow::Error>((
-                    found.time / calls as f64 * 1e6,
-                    found.cpu / calls as f64 * 1e6,
-                ))
-            };
-            let (one_time, one_cpu) = each(&alone_file, &alone_buffer)?;
-            let (time, cpu) = each(&split_file, &split_buffer)?;
-            println!(
-                "{:>6} KiB: one thread {one_time:9.1} us (cpu {one_cpu:9.1}), split {time:9.1} us (cpu {cpu:9.1})",
-                len >> 10
-            );
+            let calls = (whole / len).clamp(1, 200);
+            let places = || (0..calls).map(|call| call * len % (self.size - len + 1));
+            let [one, many] = best(
+                self.rounds,
+                nothing,
+                [
+                    &mut || places().try_for_each(|at| alone.read(at, at, len).map(drop)),
+                    &mut || places().try_for_each(|at| split.read(at, at, len).map(drop)),
+                ],
+            )?;
+            one.each(&format!("{} KiB, one thread", len >> 10), calls);
+            many.each(&format!("{} KiB, split", len >> 10), calls);
         }
+        Ok(())
+    }
 
+    /// A cold file in one call. Gives the drive's rate.
+    fn cold(&self, ours: &Ours) -> Result<f64> {
         println!("\n== cold");
-        let evict = || self.evict(0, 0);
-        let disk = self.best(evict, || baseline::direct(&self.direct, self.size, false))?;
-        let disk = self.show("O_DIRECT by hand, 16 MiB, host memory", self.size, disk);
-        let (deep, cold) = self.pair(
-            evict,
-            || baseline::direct_deep(self.ctx, &self.direct, self.size, 8),
-            || self.whole(&file, &buffer).map(drop),
+        let alone = self.ours(|config| config.threads = 1)?;
+        let [disk, deep, one, found] = best(
+            self.rounds,
+            || self.evict(0, 0),
+            [
+                &mut || baseline::direct(&self.direct, self.size, false),
+                &mut || baseline::direct_deep(self.ctx, &self.direct, self.size, 8),
+                &mut || alone.read(0, 0, self.size).map(drop),
+                &mut || ours.read(0, 0, self.size).map(drop),
+            ],
         )?;
-        let deep = self.show("O_DIRECT by hand, 8 x 1 MiB, host memory", self.size, deep);
-        let cold = self.show("vramio, one call", self.size, cold);
-        println!(
-            "   ratio to O_DIRECT: {:.3} (wanted 0.97)",
-            cold / disk.max(deep)
-        );
+        let disk = disk.rate("O_DIRECT by hand, 16 MiB, host memory", self.size);
+        let deep = deep.rate("O_DIRECT by hand, 8 x 1 MiB, host memory", self.size);
+        one.rate("vramio, one thread, one call", self.size);
+        let found = found.rate("vramio, one call", self.size);
+        let disk = disk.max(deep);
+        ratio("to O_DIRECT", found / disk, "0.97");
         self.verify()?;
+        Ok(disk)
+    }
 
-        let len = 4096;
-        let calls = 4000;
-        let place = |call: u64| (call * 104_729 % (self.size / len)) * len;
-        let mut by_hand = baseline::Calls::new(len as usize)?;
-        let (hand, ours) = self.pair(
-            evict,
-            || {
-                (0..calls).try_for_each(|call| {
-                    by_hand.read(&self.direct, place(call), device, len as usize)
-                })
-            },
-            || {
-                (0..calls).try_for_each(|call| {
-                    let outcome = file.read_at(&buffer, place(call), 0, len)?;
-                    ensure!(outcome.bytes == len);
-                    Ok(())
-                })
-            },
+    fn cold_calls(&self, ours: &Ours) -> Result<()> {
+        let (device, calls, len) = (self.memory.address(), 4000, 4096);
+        let places = || (0..calls).map(|call| call * 104_729 % (self.size / len) * len);
+        let bytes = len as usize;
+        let mut hand = baseline::Calls::new(bytes)?;
+        let [hand, found] = best(
+            self.rounds,
+            || self.evict(0, 0),
+            [
+                &mut || places().try_for_each(|at| hand.read(&self.direct, at, device, bytes)),
+                &mut || ours.reads(places(), len),
+            ],
         )?;
-        let hand = self.show_calls("O_DIRECT by hand and copy, 4096 bytes", calls, hand);
-        let ours = self.show_calls("vramio, 4096 bytes", calls, ours);
-        println!("   time against by hand: {:.3} (wanted 1.05)", ours / hand);
+        let hand = hand.each("O_DIRECT by hand and copy, 4096 bytes", calls);
+        let found = found.each("vramio, 4096 bytes", calls);
+        ratio("time against by hand", found / hand, "1.05");
+        Ok(())
+    }
 
+    fn half(&self, ours: &Ours, cached: f64, disk: f64) -> Result<()> {
         println!("\n== half of it cached, in turns of 64 MiB");
         let halve = || {
             self.warm()?;
@@ -394,40 +359,67 @@ impl Bench {
             }
             Ok(())
         };
-        let mut cached_bytes = 0;
-        let half = self.best(halve, || {
-            cached_bytes = self
-                .whole(&file, &buffer)?
-                .moved
-                .by(vramio::Path::CompatCache);
+        let mut from_cache = 0;
+        let mut work = || {
+            from_cache = ours.read(0, 0, self.size)?;
             Ok(())
-        })?;
-        let seconds = half.time;
-        self.show("vramio, one call", self.size, half);
-        let cold_bytes = self.size - cached_bytes;
-        let ideal = cold_bytes as f64 / 1e9 / disk.max(deep) + cached_bytes as f64 / 1e9 / default;
-        println!(
-            "   {} MiB were cached; ratio to the two rates one after the other: {:.3} (wanted 0.95)",
-            cached_bytes / MIB,
-            ideal / seconds
+        };
+        let [found] = best(self.rounds, halve, [&mut work])?;
+        found.rate("vramio, one call", self.size);
+        let from_disk = self.size - from_cache;
+        println!("   {} MiB were cached", from_cache / MIB);
+        let (from_cache, from_disk) = (from_cache as f64 / 1e9, from_disk as f64 / 1e9);
+        let in_turn = from_disk / disk + from_cache / cached;
+        let at_once = (from_disk / disk).max(from_cache / cached);
+        ratio(
+            "to the two one after the other",
+            in_turn / found.time,
+            "0.95",
         );
+        ratio("to the slower of the two alone", at_once / found.time, "-");
+        Ok(())
+    }
 
+    fn writes(&self, ours: &Ours) -> Result<()> {
         println!("\n== writes");
-        let writable = File::from_fd(&context, &self.plain)?;
-        let (hand, ours) = self.pair(
-            evict,
-            || baseline::direct(&self.direct, self.size, true),
-            || {
-                let outcome = writable.write_at(&buffer, 0, 0, self.size)?;
-                ensure!(outcome.bytes == self.size, "{outcome:?}");
-                Ok(())
-            },
+        let writable = File::from_fd(&ours.context, &self.plain)?;
+        let [hand, found] = best(
+            self.rounds,
+            || self.evict(0, 0),
+            [
+                &mut || baseline::direct(&self.direct, self.size, true),
+                &mut || ours.write(&writable, self.size),
+            ],
         )?;
-        let hand = self.show("O_DIRECT by hand, 16 MiB, host memory", self.size, hand);
-        let ours = self.show("vramio, one call", self.size, ours);
-        println!("   ratio: {:.3} (wanted 0.95)", ours / hand);
+        let hand = hand.rate("O_DIRECT by hand, 16 MiB, host memory", self.size);
+        let found = found.rate("vramio, one call", self.size);
+        ratio("to O_DIRECT", found / hand, "0.95");
         self.verify()?;
-        println!("\n{:?}", context.stats().reasons);
+
+        println!("\n== writes of a file that grows");
+        let new = |flags| {
+            OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .custom_flags(flags)
+                .open(self.other())
+                .context("make a file")
+        };
+        let [hand, found] = best(
+            self.rounds,
+            nothing,
+            [
+                &mut || baseline::direct(&new(libc::O_DIRECT)?, self.size, true),
+                &mut || {
+                    let file = File::from_fd(&ours.context, new(0)?)?;
+                    ours.write(&file, self.size)
+                },
+            ],
+        )?;
+        let hand = hand.rate("O_DIRECT by hand, 16 MiB, host memory", self.size);
+        let found = found.rate("vramio, one call", self.size);
+        ratio("to O_DIRECT", found / hand, "-");
         Ok(())
     }
 }

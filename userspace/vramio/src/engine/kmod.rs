@@ -4,6 +4,7 @@
 //! turned into a result or an error.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,70 +37,110 @@ pub(crate) struct Kmod {
     verdicts: Mutex<HashMap<(u64, u64, Direction), Limits>>,
 }
 
-/// All of a piece of memory, in registrations no larger than the module takes.
+/// A piece of memory, all of it or what the GPU's BAR can show, in registrations no larger
+/// than the module takes.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    windows: Vec<Buffer>,
-    /// Bytes of each window but the last.
-    window: u64,
+    /// With the place of each: bytes from the start of what is registered. In order, each
+    /// beginning [`OVERLAP`] before the one before it ends.
+    windows: Vec<(u64, Buffer)>,
     /// Bytes that are registered before the memory begins.
     lead: u64,
+    /// Bytes of the memory that are registered.
+    shown: u64,
+    /// Why that is not all.
+    short: Option<Error>,
 }
+
+/// Windows are multiples of this, bytes.
+const WINDOW_UNIT: u64 = 2 << 20;
+
+/// So much of two neighbouring windows is the same, bytes: a block of a file, which may be
+/// at any place in memory, always lies in one window.
+const OVERLAP: u64 = 64 << 10;
 
 impl Registration {
     fn new(device: &Device, memory: &Memory) -> Result<Self, Error> {
-        let export = match &memory.kind {
-            Kind::Cuda(cuda) => Some(cuda.export(memory.len())?),
-            _ => None,
+        let (lead, all) = match &memory.kind {
+            Kind::Cuda(cuda) => cuda.pages(memory.len()),
+            _ => (0, memory.len()),
         };
-        let lead = export.as_ref().map_or(0, |export| export.lead);
-        let all = export.as_ref().map_or(memory.len(), |export| export.size);
-        let info = device.info();
-        let align = u64::from(info.registration_align.max(1));
-        let most = info.max_registration_bytes;
-        // No window ends between two of a file's blocks.
-        let window = match most {
-            _ if all <= most => all,
-            most if most >= WINDOW_UNIT => most - most % WINDOW_UNIT,
-            most => (most - most % align).max(align),
-        };
-        let ranges = || {
-            (0..all)
-                .step_by(usize::try_from(window.max(1)).unwrap_or(usize::MAX))
-                .map(|start| start..all.min(start + window))
-        };
-        let windows: Result<Vec<Buffer>, Error> = match (&memory.kind, &export) {
-            (Kind::Mapped(mapped), _) => ranges()
-                .map(|range| device.register_range(mapped.clone(), range))
-                .collect(),
-            (Kind::DmaBuf { fd, gpu }, _) => ranges()
-                .map(|range| device.register_dmabuf_range(fd, *gpu, range))
-                .collect(),
-            (Kind::Cuda(_), Some(export)) => ranges()
-                .map(|range| device.register_dmabuf_range(&export.fd, export.gpu, range))
-                .collect(),
-            (Kind::Host(_) | Kind::Cuda(_), _) => {
+        let register = |range: Range<u64>| match &memory.kind {
+            Kind::Mapped(mapped) => device.register_range(mapped.clone(), range),
+            Kind::DmaBuf { fd, gpu } => device.register_dmabuf_range(fd, *gpu, range),
+            // A dma-buf for each window: a GPU that cannot show all of the memory at once
+            // may show a part.
+            Kind::Cuda(cuda) => {
+                let export = cuda.export(range)?;
+                device.register_dmabuf(&export.fd, export.gpu)
+            }
+            Kind::Host(_) => {
                 Err(Error::new(Operation::Register, memory.name()).with_reason(Reason::HostMemory))
             }
         };
-        Ok(Registration {
-            windows: windows?,
-            window: window.max(1),
-            lead,
-        })
+        let most = device.info().max_registration_bytes;
+        let mut window = if all <= most {
+            all
+        } else {
+            (most - most % WINDOW_UNIT).max(WINDOW_UNIT)
+        };
+        let mut windows = Vec::new();
+        let (mut done, mut short) = (0, None);
+        while done < all {
+            let start = done - OVERLAP.min(done);
+            let end = all.min(start + window);
+            match register(start..end) {
+                Ok(buffer) => {
+                    windows.push((start, buffer));
+                    done = end;
+                }
+                Err(error) if error.reason == Reason::BarFull && can_shrink(&memory.kind) => {
+                    let half = ((end - start) / 2).next_multiple_of(WINDOW_UNIT);
+                    if half >= end - start {
+                        short = Some(error);
+                        break;
+                    }
+                    window = half;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match short {
+            Some(error) if windows.is_empty() => Err(error),
+            short => Ok(Registration {
+                windows,
+                lead,
+                shown: done.saturating_sub(lead).min(memory.len()),
+                short,
+            }),
+        }
     }
 
     /// The window that holds `at`, the offset in it, and how much of it follows.
     fn place(&self, at: u64) -> Option<(&Buffer, u64, u64)> {
         let at = at + self.lead;
-        let window = self.windows.get(usize::try_from(at / self.window).ok()?)?;
-        let inside = at % self.window;
-        Some((window, inside, window.size().saturating_sub(inside)))
+        let after = self.windows.partition_point(|(start, _)| *start <= at);
+        let (start, window) = self.windows.get(after.checked_sub(1)?)?;
+        let inside = at - start;
+        let rest = window.size().saturating_sub(inside);
+        (rest > 0).then_some((window, inside, rest))
+    }
+
+    /// The refusal of what lies behind the last window.
+    fn beyond(&self, memory: &Memory) -> Error {
+        self.short.clone().unwrap_or_else(|| {
+            Error::new(Operation::Register, memory.name()).with_reason(Reason::OutOfRange)
+        })
     }
 }
 
-/// Windows are multiples of this, bytes.
-const WINDOW_UNIT: u64 = 2 << 20;
+/// Whether a smaller piece of such memory may fit where a larger one doesn't.
+fn can_shrink(kind: &Kind) -> bool {
+    matches!(kind, Kind::Cuda(_))
+}
+
+/// Verdicts that are kept. Files and memory come and go, and nobody says so here.
+const MOST_VERDICTS: usize = 4096;
 
 impl Kmod {
     pub(crate) fn open() -> Result<Self, Error> {
@@ -156,11 +197,11 @@ impl Kmod {
     ) -> Result<Verdict, Error> {
         let registration = self.registration(memory)?;
         let Some((buffer, inside, rest)) = registration.place(request.buffer_offset) else {
-            return Err(Error::new(Operation::Probe, memory.name())
-                .with_range(request.buffer_offset, request.len)
-                .with_reason(Reason::OutOfRange));
+            return Err(registration.beyond(memory));
         };
         let len = request.len.min(rest);
+        // A question about the memory as such is none about one place in it.
+        let inside = if len == 0 { 0 } else { inside };
         let file = target.fd();
         buffer.probe(request.direction, file, request.file_offset, inside, len)
     }
@@ -170,12 +211,12 @@ impl Kmod {
     }
 
     /// What was known of the way no longer holds.
-    fn forget(&self, job: &Job, error: &Error) {
+    fn forget(&self, job: &Job, errno: Option<Errno>) {
         self.verdicts
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .remove(&Self::key(job));
-        if matches!(error.errno, Some(Errno::ESTALE | Errno::ENODEV)) {
+        if matches!(errno, Some(Errno::ESTALE | Errno::ENODEV)) {
             *job.memory
                 .registration
                 .write()
@@ -215,15 +256,19 @@ impl Engine for Kmod {
         if verdict.is_refused() || !verdict.path.is_direct() {
             return Err(refused(verdict.reason, verdict.error));
         }
+        let registration = self.registration(&job.memory)?;
         let limits = Limits {
             file_align: verdict.offset_align.map_or(USUAL_ALIGN, u64::from),
             memory_align: verdict.mem_align.map_or(USUAL_ALIGN, u64::from),
+            lead: registration.lead,
+            shown: registration.shown,
             cap: u64::MAX,
         };
-        self.verdicts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, limits);
+        let mut verdicts = self.verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+        if verdicts.len() >= MOST_VERDICTS {
+            verdicts.clear();
+        }
+        verdicts.insert(key, limits);
         Ok(limits)
     }
 
@@ -238,23 +283,33 @@ impl Engine for Kmod {
         let mut sum = Outcome::nothing();
         while sum.bytes < len {
             let at = sum.bytes;
-            let Some((buffer, inside, rest)) = registration.place(buffer_offset + at) else {
-                break;
+            let (part, ask) = match registration.place(buffer_offset + at) {
+                Some((buffer, inside, rest)) => {
+                    let file = job.target.fd();
+                    // What the next window shares is that one's, so that each part but the
+                    // last is whole blocks.
+                    let ask = match len - at {
+                        left if left <= rest => left,
+                        _ => rest - rest % OVERLAP,
+                    };
+                    let part = buffer.transfer(direction, file, file_offset + at, inside, ask);
+                    (part, ask)
+                }
+                // It was registered anew, and the BAR shows less of it now.
+                None => (Err(registration.beyond(&job.memory)), 0),
             };
-            let ask = rest.min(len - at);
-            if ask == 0 {
-                break;
-            }
-            let part = buffer.transfer(direction, job.target.fd(), file_offset + at, inside, ask);
             match part {
                 Ok(outcome) => {
                     sum.append(&outcome);
+                    if outcome.error.is_some() {
+                        self.forget(job, outcome.error);
+                    }
                     if outcome.bytes < ask {
                         break;
                     }
                 }
                 Err(error) => {
-                    self.forget(job, &error);
+                    self.forget(job, error.errno);
                     if at == 0 {
                         return Err(error);
                     }
@@ -263,6 +318,9 @@ impl Engine for Kmod {
                     break;
                 }
             }
+        }
+        if direction == Direction::Read && sum.bytes > 0 {
+            job.memory.settle()?;
         }
         Ok(sum)
     }

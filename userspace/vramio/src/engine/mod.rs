@@ -5,6 +5,7 @@
 
 pub(crate) mod compat;
 pub(crate) mod kmod;
+pub(crate) mod p2pdma;
 
 use std::sync::Arc;
 
@@ -74,6 +75,11 @@ pub(crate) trait Engine {
     /// Whether it takes requests of this kind, as far as is known beforehand, and within
     /// which limits.
     fn offer(&self, job: &Job) -> Result<Limits, Error>;
+
+    /// Whether it says afterwards which bytes the CPU wrote.
+    fn keeps_accounts(&self) -> bool {
+        true
+    }
 
     /// Carries out a request within the limits. The count is exact; what ends it early
     /// is in the outcome when bytes moved, else it is the error.

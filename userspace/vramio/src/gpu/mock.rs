@@ -2,21 +2,18 @@
 
 //! The test GPU: an `ivshmem` device of QEMU, driven by `vramio_mockgpu.ko`.
 
-use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
-use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::sys::mman::{mmap, munmap, MapFlags, ProtFlags};
 use vramio_abi::mockgpu::{
     self, MockgpuAlloc, MockgpuExport, MockgpuFree, MockgpuInfo, MockgpuMove, MockgpuPlace,
 };
 use vramio_abi::Reason;
 
+use super::mapping::Mapping;
 use super::GpuMemory;
 use crate::error::{Error, Explanation, Operation};
 use crate::ioctl::{self, size_of};
@@ -180,7 +177,7 @@ impl MockGpu {
             offset: alloc.offset,
             freed: false,
         };
-        let mapping = Mapping::new(&allocation, size).map_err(|errno| {
+        let mapping = Mapping::new(&allocation.gpu, alloc.offset, size).map_err(|errno| {
             Error::new(Operation::Map, &self.node.path)
                 .with_range(alloc.offset, size)
                 .with_errno(errno)
@@ -366,11 +363,11 @@ impl MockMemory {
 // method makes a reference into it.
 unsafe impl GpuMemory for MockMemory {
     fn addr(&self) -> usize {
-        self.mapping.start.addr().get()
+        self.mapping.addr()
     }
 
     fn size(&self) -> u64 {
-        self.mapping.len as u64
+        self.mapping.len()
     }
 
     fn description(&self) -> &str {
@@ -408,53 +405,6 @@ impl Drop for Allocation {
             // It fails only if the device is gone, and its memory with it.
             let _ = self.free(0);
         }
-    }
-}
-
-/// A mapping of this process.
-#[derive(Debug)]
-struct Mapping {
-    start: NonNull<c_void>,
-    len: usize,
-}
-
-// SAFETY: The pointer is only ever used as an address, and to unmap at drop.
-unsafe impl Send for Mapping {}
-// SAFETY: As above: sharing it gives access to an address alone.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(allocation: &Allocation, size: u64) -> Result<Self, Errno> {
-        let len = usize::try_from(size)
-            .ok()
-            .and_then(NonZeroUsize::new)
-            .ok_or(Errno::EINVAL)?;
-        let offset = allocation.offset.try_into().map_err(|_| Errno::EOVERFLOW)?;
-        // SAFETY: Without an address and MAP_FIXED, the kernel takes a range that
-        // nothing uses.
-        let start = unsafe {
-            mmap(
-                None,
-                len,
-                ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
-                MapFlags::MAP_SHARED,
-                &allocation.gpu,
-                offset,
-            )
-        }?;
-        Ok(Mapping {
-            start,
-            len: len.get(),
-        })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: The range was mapped by `new`, nothing else unmaps it, and no
-        // reference points into it.
-        let result = unsafe { munmap(self.start, self.len) };
-        debug_assert!(result.is_ok(), "munmap: {result:?}");
     }
 }
 
@@ -512,8 +462,11 @@ mod tests {
             offset: 0,
             freed: false,
         };
-        assert_eq!(Mapping::new(&allocation, 0).map(drop), Err(Errno::EINVAL));
-        let mapping = Mapping::new(&allocation, 8192).expect("/dev/zero can be mapped");
+        assert_eq!(
+            Mapping::new(&allocation.gpu, 0, 0).map(drop),
+            Err(Errno::EINVAL)
+        );
+        let mapping = Mapping::new(&allocation.gpu, 0, 8192).expect("/dev/zero can be mapped");
         let memory = MockMemory {
             description: "zero".to_owned(),
             mapping,

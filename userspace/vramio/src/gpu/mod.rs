@@ -3,7 +3,9 @@
 //! GPU memory, by vendor.
 
 pub mod cuda;
+mod mapping;
 pub mod mock;
+pub mod p2pmem;
 
 use std::fmt::Debug;
 
@@ -29,6 +31,12 @@ pub unsafe trait GpuMemory: Debug + Send + Sync {
 
     /// The GPU's address, if it is known.
     fn gpu_address(&self) -> Option<PciAddress> {
+        None
+    }
+
+    /// The provider, if the kernel itself has mapped all of it from there
+    /// (`p2pmem/allocate`): then direct I/O reaches it without the kernel module.
+    fn provider(&self) -> Option<&p2pmem::Provider> {
         None
     }
 }

@@ -532,6 +532,59 @@ mod tests {
         assert_eq!(state.rows.len(), ROWS + 2);
     }
 
+    /// Where shared memory is full there are no counters for others, and no signal.
+    #[test]
+    fn full_memory_does_no_harm() {
+        use nix::mount::{mount, MsFlags};
+        use nix::sched::{unshare, CloneFlags};
+        let dir = directory();
+        let mount_with = |bytes: usize| {
+            let size = format!("size={bytes}");
+            let flags = MsFlags::empty();
+            mount(Some("none"), dir.path(), Some("tmpfs"), flags, Some(&*size)).expect("a mount");
+        };
+        // SAFETY: The child does nothing but what is to be tested, and exits.
+        match unsafe { nix::unistd::fork() }.expect("fork") {
+            nix::unistd::ForkResult::Child => {
+                let result = std::panic::catch_unwind(|| {
+                    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+                    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+                        .expect("namespaces of its own");
+                    for (file, text) in [
+                        ("uid_map", format!("0 {uid} 1")),
+                        ("setgroups", "deny".to_owned()),
+                        ("gid_map", format!("0 {gid} 1")),
+                    ] {
+                        let file = Path::new("/proc/self").join(file);
+                        fs::write(file, text).expect("it is mapped");
+                    }
+                    mount_with(HEAD + ROW - ALIGN);
+                    let mut state = State {
+                        shared: Some(create(&dir)),
+                        since: Some(SystemTime::now()),
+                        ..State::default()
+                    };
+                    let row = state.add(Local::Gpu(Gpu::Host), Gpu::Host);
+                    row.begin(crate::Direction::Read);
+                    let path = &state.shared.as_ref().expect("a file").path;
+                    let process = Reader::open(path).expect("it is read").read();
+                    assert_eq!((process.gpus.len(), process.unseen), (0, 1));
+                    mount_with(ALIGN);
+                    fs::write(dir.path().join("all"), [1; ALIGN]).expect("it fits");
+                    Shared::create(dir.path()).expect_err("there is no memory");
+                    let left = fs::read_dir(dir.path()).expect("a directory").count();
+                    assert_eq!(left, 1);
+                });
+                // SAFETY: It ends the process.
+                unsafe { libc::_exit(i32::from(result.is_err())) };
+            }
+            nix::unistd::ForkResult::Parent { child } => {
+                let status = nix::sys::wait::waitpid(child, None).expect("waitpid");
+                assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
+            }
+        }
+    }
+
     /// A file that somebody has put in place of ours is left alone.
     #[test]
     fn nothing_is_written_into_a_foreign_file() {

@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use cudarc::driver::sys::{self, CUresult};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use tempfile::TempDir;
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
@@ -19,19 +20,26 @@ use vramio::{Config, Context, File, GpuBuffer, Policy};
 /// What buffers hold before a request.
 pub const POISON: u8 = 0xa5;
 
-/// The mock of CUDA's driver.
-pub struct Mock(Library);
+/// The mock of CUDA's driver; or the machine's own driver, where `VRAMIO_TEST_GPU` is set.
+///
+/// That one fails only by itself, and is as slow as it is: a test that needs the mock for
+/// this has a name that begins with `mock_`, and is not run with the other one.
+pub struct Mock(Option<Library>);
 
-/// Loads the mock. From then on the crate finds it by its name.
+/// Loads the mock, unless the machine's own driver is to be used. From then on the crate
+/// finds it by its name.
 pub fn mock() -> &'static Mock {
     static MOCK: OnceLock<Mock> = OnceLock::new();
     MOCK.get_or_init(|| {
+        if std::env::var_os("VRAMIO_TEST_GPU").is_some() {
+            return Mock(None);
+        }
         let program = std::env::current_exe().expect("the test's own path");
         let path = program.with_file_name("libcuda.so");
         // SAFETY: The library's constructors do nothing.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
         let library = library.expect("cargo has built the mock beside the test");
-        let mock = Mock(library);
+        let mock = Mock(Some(library));
         let version = vramio::Context::new().expect("a context").cuda_version();
         assert_eq!(version, Some(13000), "the mock driver is found");
         assert!(mock.calls("cuInit") > 0, "it is the mock that is found");
@@ -40,6 +48,15 @@ pub fn mock() -> &'static Mock {
 }
 
 impl Mock {
+    /// Whether it is the machine's own driver.
+    pub fn is_real(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn library(&self) -> &Library {
+        self.0.as_ref().expect("only the mock does that")
+    }
+
     fn named<R>(
         &self,
         symbol: &str,
@@ -48,7 +65,7 @@ impl Mock {
     ) -> R {
         let name = CString::new(name).expect("no NUL");
         // SAFETY: The symbol is looked up, and not used here.
-        let function = unsafe { self.0.get::<*mut c_void>(symbol.as_bytes()) };
+        let function = unsafe { self.library().get::<*mut c_void>(symbol.as_bytes()) };
         let function = function.expect("the mock has it").into_raw();
         call(function, name.as_ptr())
     }
@@ -77,6 +94,9 @@ impl Mock {
 
     /// Mistakes that the mock has seen.
     pub fn faults(&self) -> u64 {
+        if self.is_real() {
+            return 0;
+        }
         self.named("mock_cuda_faults", "", |function, _| {
             // SAFETY: This is the function's type.
             let function: extern "C" fn() -> u64 = unsafe { std::mem::transmute(function) };
@@ -86,6 +106,9 @@ impl Mock {
 
     /// Lets copies begin late, at random.
     pub fn delay(&self, microseconds: u64) {
+        if self.is_real() {
+            return;
+        }
         self.named("mock_cuda_delay", "", |function, _| {
             // SAFETY: This is the function's type.
             let function: extern "C" fn(u64) = unsafe { std::mem::transmute(function) };
@@ -95,41 +118,32 @@ impl Mock {
 
     /// The current context of this thread.
     pub fn current(&self) -> usize {
-        let mut ctx = std::ptr::null_mut::<c_void>();
-        // SAFETY: This is the function's type, and the pointer is valid.
-        unsafe {
-            let function = self
-                .0
-                .get::<unsafe extern "C" fn(*mut *mut c_void) -> u32>(b"cuCtxGetCurrent");
-            assert_eq!(function.expect("the mock has it")(&mut ctx), 0);
-        }
+        let mut ctx = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the call.
+        let result = unsafe { sys::cuCtxGetCurrent(&mut ctx) };
+        assert_eq!(result, CUresult::CUDA_SUCCESS);
         ctx as usize
     }
 
     /// Makes a device's primary context current in this thread, or none.
     pub fn make_current(&self, device: Option<i32>) {
-        let mut ctx = std::ptr::null_mut::<c_void>();
-        // SAFETY: These are the functions' types, and the pointer is valid.
+        let mut ctx = std::ptr::null_mut();
+        // SAFETY: The pointer is valid during the call. The context is never released.
         unsafe {
             if let Some(device) = device {
-                let retain = self
-                    .0
-                    .get::<unsafe extern "C" fn(*mut *mut c_void, i32) -> u32>(
-                        b"cuDevicePrimaryCtxRetain",
-                    );
-                assert_eq!(retain.expect("the mock has it")(&mut ctx, device), 0);
+                let retained = sys::cuDevicePrimaryCtxRetain(&mut ctx, device);
+                assert_eq!(retained, CUresult::CUDA_SUCCESS);
             }
-            let set = self
-                .0
-                .get::<unsafe extern "C" fn(*mut c_void) -> u32>(b"cuCtxSetCurrent");
-            assert_eq!(set.expect("the mock has it")(ctx), 0);
+            assert_eq!(sys::cuCtxSetCurrent(ctx), CUresult::CUDA_SUCCESS);
         }
     }
 }
 
 /// A directory on a real file system, where direct I/O works.
 pub fn directory() -> TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
+    let place = std::env::var_os("VRAMIO_TEST_DIR");
+    let place = place.unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    tempfile::tempdir_in(place).expect("a directory")
 }
 
 /// Bytes that tell where they belong.

@@ -25,6 +25,7 @@ pub enum Call {
     Pread,
     Preadv2,
     Pwrite,
+    Pwritev,
     Fdatasync,
     Cachestat,
     RingSetup,
@@ -44,7 +45,7 @@ const CALLS: usize = Call::RingRequest as usize + 1;
 pub enum How {
     /// It says this errno.
     Errno(c_int),
-    /// It moves no more bytes than this.
+    /// It moves no more bytes than this, or takes no more pieces of memory.
     Short(usize),
     /// It is never answered.
     Lost,
@@ -164,7 +165,7 @@ macro_rules! interpose {
                     return fail(errno) as $result;
                 }
                 $(let $len = match how {
-                    Some(How::Short(most)) => $len.min(most),
+                    Some(How::Short(most)) => $len.min(most.try_into().unwrap_or($len)),
                     _ => $len,
                 };)?
                 // SAFETY: As the caller promises.
@@ -184,6 +185,7 @@ interpose! {
     Mincore: fn mincore(start: *mut c_void, len: usize, pages: *mut u8) -> c_int;
     Pread: fn pread(fd: c_int, to: *mut c_void, len: usize, offset: i64) -> isize, len;
     Pwrite: fn pwrite(fd: c_int, from: *const c_void, len: usize, offset: i64) -> isize, len;
+    Pwritev: fn pwritev(fd: c_int, from: *const libc::iovec, count: c_int, offset: i64) -> isize, count;
     Fdatasync: fn fdatasync(fd: c_int) -> c_int;
 }
 

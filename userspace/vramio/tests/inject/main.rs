@@ -393,20 +393,49 @@ fn short_transfers_are_gone_on_with() {
                 let found = trial.read(place).expect("it is met");
                 assert_eq!(found.bytes, SIZE, "{}", trial.name());
             }
-            let writes: [&[Rule]; 2] = [
-                &[no_ring(), short(Call::Pwrite, 4096)],
-                &[short(Call::RingRequest, 8192)],
+            let writes: [(&[Rule], u64); 3] = [
+                (&[no_ring(), short(Call::Pwrite, 4096)], 2 * SIZE),
+                (&[short(Call::RingRequest, 8192)], 2 * SIZE),
+                (&[short(Call::Pwritev, 1)], 0),
             ];
-            for rules in writes {
+            for (rules, old) in writes {
                 let trial = Trial {
                     rules,
                     threads,
                     direct: true,
                 };
-                let found = trial.write(2 * SIZE).expect("it is met");
+                let found = trial.write(old).expect("it is met");
                 assert_eq!(found.bytes, SIZE, "{}", trial.name());
             }
         }
+    }
+}
+
+/// An error behind a short read is met again by the read of the rest, or is over.
+#[test]
+fn what_a_short_read_leaves_is_read_again() {
+    let _alone = alone();
+    let _watch = watch(300);
+    for (threads, skip, times) in [
+        (1, 0, 1),
+        (1, 4, 1),
+        (3, 2, 1),
+        (1, 5, ALWAYS),
+        (3, 5, ALWAYS),
+    ] {
+        let rules = [
+            rule(Call::RingRequest, How::Short(8192), 0, ALWAYS),
+            rule(Call::Pread, How::Errno(libc::EIO), skip, times),
+        ];
+        let trial = Trial {
+            rules: &rules,
+            threads,
+            direct: false,
+        };
+        let found = trial.read(Where::Cold).expect("it is met");
+        assert_eq!(found.bytes == SIZE, times == 1, "{}", trial.name());
+        // The first part of each request was read before the first error.
+        assert!(found.bytes >= 8192, "{}", trial.name());
     }
 }
 
@@ -427,10 +456,11 @@ fn writes_have_exact_counts_whatever_fails() {
         for (threads, skip, times) in [(1, 0, 1), (1, 2, 1), (3, 3, 2)] {
             let how = How::Errno(errno);
             let pwrite = [no_ring(), rule(Call::Pwrite, how, skip, times)];
+            let grows = [rule(Call::Pwritev, how, skip, times)];
             let ring = [rule(Call::RingRequest, how, skip, times)];
             for (rules, old) in [
                 (&pwrite[..], 2 * SIZE),
-                (&pwrite[1..], 0),
+                (&grows[..], 0),
                 (&ring[..], 2 * SIZE),
             ] {
                 let trial = Trial {

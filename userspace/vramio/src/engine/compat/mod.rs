@@ -139,6 +139,8 @@ impl Engine for Compat {
         Ok(Limits {
             file_align: 1,
             memory_align: 1,
+            lead: 0,
+            shown: u64::MAX,
             cap: u64::MAX,
         })
     }

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::mman::{madvise, mmap_anonymous, munmap, MapFlags, MmapAdvise, ProtFlags};
 
 use super::ring::Ring;
-use crate::gpu::cuda::{self, Ctx, Fault, Lane};
+use crate::gpu::cuda::{Ctx, Fault, Lane, Pin};
 use crate::process::Owner;
 use crate::sync::{Stock, Taken};
 
@@ -21,7 +21,8 @@ use crate::sync::{Stock, Taken};
 pub(crate) struct Pool {
     slab_bytes: usize,
     wait: Duration,
-    slabs: Stock<Slab>,
+    /// By reference: one is given and taken with every request.
+    slabs: Stock<Box<Slab>>,
 }
 
 /// No staging buffer could be had.
@@ -57,10 +58,12 @@ impl Pool {
         }
     }
 
-    fn lease(self: &Arc<Self>, taken: Taken<Slab>) -> Result<Lease, Errno> {
+    fn lease(self: &Arc<Self>, taken: Taken<Box<Slab>>) -> Result<Lease, Errno> {
         let slab = match taken {
             Taken::Made(slab) => slab,
-            Taken::ToMake => Slab::new(self.slab_bytes).inspect_err(|_| self.slabs.unmade())?,
+            Taken::ToMake => Slab::new(self.slab_bytes)
+                .map(Box::new)
+                .inspect_err(|_| self.slabs.unmade())?,
         };
         Ok(Lease {
             slab: Some(slab),
@@ -82,14 +85,14 @@ impl Pool {
 /// A staging buffer in use. Dropping it gives it back.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    slab: Option<Slab>,
+    slab: Option<Box<Slab>>,
     pool: Arc<Pool>,
 }
 
 impl Lease {
     /// The staging buffer; it is there until the lease is dropped.
     pub(crate) fn slab(&mut self) -> Option<&mut Slab> {
-        self.slab.as_mut()
+        self.slab.as_deref_mut()
     }
 }
 
@@ -122,8 +125,8 @@ pub(crate) struct Slab {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
-    /// The context that it was pinned under, for all of them.
-    pinned: Option<Ctx>,
+    /// That it is pinned, for all contexts.
+    pinned: Option<Pin>,
     /// One for each CUDA context that used it.
     lanes: Vec<Lane>,
     /// `ENOENT` before it is asked for; another errno says why there is none.
@@ -194,8 +197,7 @@ impl Slab {
         if self.pinned.is_none() {
             // SAFETY: The mapping is as long as the slab, and is unmapped by its drop,
             // after unpinning it.
-            unsafe { cuda::pin(self.start.as_ptr(), self.len) }?;
-            self.pinned = Some(ctx);
+            self.pinned = Some(unsafe { Pin::new(ctx, self.start.as_ptr(), self.len) }?);
         }
         let index = match self.lanes.iter().position(|lane| lane.is_of(ctx)) {
             Some(index) => index,
@@ -240,13 +242,20 @@ impl Drop for Slab {
         if !self.owner.is_current() {
             // A child of fork has neither the memory nor the driver.
             std::mem::forget(std::mem::take(&mut self.lanes));
+            std::mem::forget(self.pinned.take());
             return;
         }
-        self.lanes.clear();
-        if let Some(ctx) = self.pinned {
-            // SAFETY: `lane` pinned it, and the lanes, which waited for their copies,
-            // are gone.
-            unsafe { cuda::unpin(ctx, self.start.as_ptr()) };
+        let pinned = self.pinned.take();
+        let there = pinned.as_ref().filter(|pin| pin.is_there());
+        for lane in self.lanes.drain(..) {
+            // What may have gone with its context is not touched.
+            if !lane.is_held() && !there.is_some_and(|pin| lane.is_of(pin.ctx())) {
+                std::mem::forget(lane);
+            }
+        }
+        if let Some(pin) = pinned {
+            // SAFETY: The lanes, which waited for their copies, are gone.
+            unsafe { pin.end() };
         }
         // SAFETY: `new` mapped the range, and nothing else unmaps it.
         let result = unsafe { munmap(self.start.cast(), self.len) };

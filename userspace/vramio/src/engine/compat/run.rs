@@ -33,7 +33,7 @@ pub(super) struct Run {
     /// Workers that are at it.
     crew: Crew,
     /// One part after the other, in the order of the file.
-    ordered: bool,
+    pub(super) ordered: bool,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
     /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
@@ -42,8 +42,7 @@ pub(super) struct Run {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What moved, in no order.
-    moved: Vec<Moved>,
+    moved: Moves,
     /// The failure at the lowest position.
     failure: Option<(u64, Error)>,
 }
@@ -54,6 +53,34 @@ pub(super) struct Moved {
     pub(super) at: u64,
     pub(super) len: u64,
     pub(super) path: Path,
+}
+
+/// What moved, in no order. Most requests have one, which needs no memory of its own.
+#[derive(Debug, Default)]
+struct Moves {
+    last: Option<Moved>,
+    before: Vec<Moved>,
+}
+
+impl Moves {
+    fn add(&mut self, next: Moved) {
+        match &mut self.last {
+            Some(last) if last.path == next.path && last.at + last.len == next.at => {
+                last.len += next.len;
+            }
+            last => self.before.extend(last.replace(next)),
+        }
+    }
+
+    fn append(&mut self, other: Moves) {
+        self.before.extend(other.before);
+        self.before
+            .extend(other.last.and_then(|last| self.last.replace(last)));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Moved> {
+        self.before.iter().chain(&self.last)
+    }
 }
 
 /// A part of the request that one thread has taken.
@@ -174,7 +201,7 @@ impl Run {
         let state = self.lock();
         let end = self.end.load(Ordering::Relaxed);
         let mut outcome = Outcome::nothing();
-        for moved in &state.moved {
+        for moved in state.moved.iter() {
             let len = moved.len.min(end.saturating_sub(moved.at));
             let certainty = match moved.path {
                 // Whether the file system really bypassed the page cache, its
@@ -231,7 +258,7 @@ enum Role {
 pub(super) struct Hand<'r> {
     pub(super) run: &'r Run,
     lease: Option<Lease>,
-    moved: Vec<Moved>,
+    moved: Moves,
     /// The position that each slot's copy is for, until the copy is known to be done.
     open: [Option<u64>; SLOTS],
     /// The position that each slot is held for: at the drive, or on its way there.
@@ -243,7 +270,7 @@ pub(super) struct Hand<'r> {
     /// Little enough for one slot: then copies need no marks, and are waited for awake.
     small: bool,
     // Dropped last: the context stays current until then.
-    entered: Option<Entered>,
+    _entered: Option<Entered>,
 }
 
 impl<'r> Hand<'r> {
@@ -263,13 +290,13 @@ impl<'r> Hand<'r> {
         Ok(Hand {
             run,
             lease,
-            moved: Vec::new(),
+            moved: Moves::default(),
             open: [None; SLOTS],
             held: [None; SLOTS],
             next: 0,
             last: None,
             small: run.job.request.len <= run.piece,
-            entered,
+            _entered: entered,
         })
     }
 
@@ -461,10 +488,7 @@ impl<'r> Hand<'r> {
 
     /// Notes what moved.
     pub(super) fn note(&mut self, at: u64, len: u64, path: Path) {
-        match self.moved.last_mut() {
-            Some(last) if last.path == path && last.at + last.len == at => last.len += len,
-            _ => self.moved.push(Moved { at, len, path }),
-        }
+        self.moved.add(Moved { at, len, path });
     }
 
     /// Waits for all copies and hands in what moved.
@@ -479,15 +503,8 @@ impl<'r> Hand<'r> {
                 None => lane.finish(),
             });
         }
-        let mut state = self.run.lock();
-        if state.moved.is_empty() {
-            std::mem::swap(&mut state.moved, &mut self.moved);
-        } else {
-            state.moved.append(&mut self.moved);
-        }
-        drop(state);
-        drop(self.lease.take());
-        drop(self.entered.take());
+        let moved = std::mem::take(&mut self.moved);
+        self.run.lock().moved.append(moved);
     }
 }
 

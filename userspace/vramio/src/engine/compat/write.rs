@@ -44,6 +44,7 @@ pub(super) fn pieces(hand: &mut Hand<'_>) {
     while fill(hand, &mut coming, SLOTS - at_drive.len()) {
         let full = at_drive.len() == SLOTS - 1;
         let more = match (coming.pop_front_if(|_| !full), at_drive.is_empty()) {
+            (Some(next), _) if hand.run.ordered => in_order(hand, next, &mut coming),
             (Some(next), _) => {
                 hand.settle(next.slot.index) && whole(hand, Some(&mut at_drive), next, 0)
             }
@@ -78,6 +79,62 @@ fn fill(hand: &mut Hand<'_>, coming: &mut VecDeque<Coming>, most: usize) -> bool
             return false;
         }
         coming.push_back(Coming { piece, slot, skip });
+    }
+    true
+}
+
+/// Most pieces that one call writes in order; others come from the GPU meanwhile.
+const GATHERED: usize = SLOTS - 1;
+
+/// Writes a piece, and by the same call those behind it that direct I/O takes whole: what
+/// waits for each other should be large. Says whether to go on.
+fn in_order(hand: &mut Hand<'_>, first: Coming, coming: &mut VecDeque<Coming>) -> bool {
+    let run = hand.run;
+    let mut gathered = VecDeque::from([first]);
+    let mut vectors: Vec<libc::iovec> = Vec::with_capacity(GATHERED);
+    for index in 0..GATHERED {
+        if index == gathered.len() {
+            gathered.extend(coming.pop_front());
+        }
+        let Some(piece) = gathered.get(index) else {
+            break;
+        };
+        if !hand.settle(piece.slot.index) {
+            return false;
+        }
+        let Next::Direct { len } = next(hand, piece, 0) else {
+            break;
+        };
+        vectors.push(libc::iovec {
+            iov_base: piece.from(0).cast_mut().cast(),
+            iov_len: len as usize,
+        });
+        if len < piece.piece.len {
+            break;
+        }
+    }
+    let at = gathered.front().map_or(0, |first| first.piece.at);
+    let mut done = 0;
+    if let (Some((direct, _)), 2..) = (run.job.target.direct(), vectors.len()) {
+        match pwritev(direct, &vectors, run.job.request.file_offset + at) {
+            Ok(bytes) => {
+                done = bytes as u64;
+                hand.note(at, done, Path::CompatDirect);
+            }
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => run.job.target.forget_direct(),
+            Err(errno) => {
+                run.fail(at, error(&run.job, errno));
+                return false;
+            }
+        }
+    }
+    // What is left of each.
+    while let Some(next) = gathered.pop_front() {
+        let part = done.min(next.piece.len);
+        done -= part;
+        if !whole(hand, None, next, part) {
+            return false;
+        }
     }
     true
 }
@@ -249,16 +306,22 @@ fn part(hand: &mut Hand<'_>, coming: &Coming, done: u64) -> Result<(u64, Path), 
 
 /// pwrite(2) from memory that no reference covers, again after a signal; never 0 bytes.
 fn pwrite(fd: BorrowedFd<'_>, from: *const u8, len: usize, offset: u64) -> Result<usize, Errno> {
+    // SAFETY: Every caller passes `len` bytes of a slot that holds them.
+    written(|| unsafe { libc::pwrite(fd.as_raw_fd(), from.cast(), len, offset as libc::off_t) })
+}
+
+/// As [`pwrite`], from several places.
+fn pwritev(fd: BorrowedFd<'_>, from: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
+    let count = from.len() as libc::c_int;
+    // SAFETY: Every caller names bytes of slots that hold them.
+    written(|| unsafe {
+        libc::pwritev(fd.as_raw_fd(), from.as_ptr(), count, offset as libc::off_t)
+    })
+}
+
+fn written(call: impl Fn() -> isize) -> Result<usize, Errno> {
     loop {
-        // SAFETY: Every caller passes `len` bytes of a slot that holds them.
-        let result = unsafe {
-            libc::pwrite(
-                fd.as_raw_fd(),
-                from.cast::<libc::c_void>(),
-                len,
-                offset as libc::off_t,
-            )
-        };
+        let result = call();
         match Errno::result(result) {
             Ok(0) => return Err(Errno::EIO),
             Ok(bytes) => return Ok(bytes.unsigned_abs()),

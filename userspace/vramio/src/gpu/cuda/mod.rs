@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! CUDA's memory, through the driver's library, which is loaded when it is first needed:
+//! a machine without it runs everything else.
+//!
+//! Every call that needs a context pushes one and pops it again, so the caller's current
+//! context is the same before and after, also if there is none.
+
+mod alloc;
+mod context;
+mod device;
+mod driver;
+mod export;
+mod lane;
+mod order;
+mod pinned;
+mod pointer;
+mod stream;
+
+pub use alloc::CudaAlloc;
+pub use device::CudaGpu;
+pub use driver::driver_version;
+
+pub(crate) use context::{Ctx, Entered};
+pub(crate) use device::pci;
+pub(crate) use driver::{driver, Fault};
+pub(crate) use lane::{Lane, SLOTS};
+pub(crate) use pinned::Pin;
+pub(crate) use pointer::{pointer, CudaMemory, Pointer};
+pub(crate) use stream::wait_for;
