@@ -520,8 +520,10 @@ mod tests {
             assert_eq!(reason, expected, "{engine:?}");
             assert_eq!(setup.context.inner.p2pdma.is_some(), expected.is_some());
         }
-        let mut config = Config::default();
-        config.direct = false;
+        let config = Config {
+            direct: false,
+            ..Config::default()
+        };
         let context = Context::with_config(config).expect("a context");
         assert!(context.inner.p2pdma.is_none());
     }
