@@ -200,5 +200,9 @@ impl Drop for Share {
             // The index is in range, so nothing is lost.
             let _ = list.remove(i);
         }
+        if list.is_empty() {
+            // Statics are never dropped: what it kept would be lost with the module.
+            *list = KVec::new();
+        }
     }
 }

@@ -76,7 +76,8 @@ impl Tally {
 impl PinnedDrop for Tally {
     fn drop(self: Pin<&mut Self>) {
         let mut tallies = TALLIES.lock();
-        tallies.entries.clear();
+        // Not `clear()`, which keeps the memory: statics are never dropped.
+        tallies.entries = KVec::new();
         tallies.dir = None;
     }
 }

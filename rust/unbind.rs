@@ -71,7 +71,12 @@ impl Tie {
 
 impl Drop for Tie {
     fn drop(&mut self) {
-        TIES.lock().retain(|e| !Arc::ptr_eq(&e.buffer, &self.0));
+        let mut list = TIES.lock();
+        list.retain(|e| !Arc::ptr_eq(&e.buffer, &self.0));
+        if list.is_empty() {
+            // Statics are never dropped: what it kept would be lost with the module.
+            *list = KVec::new();
+        }
     }
 }
 

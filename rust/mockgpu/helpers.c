@@ -94,6 +94,11 @@ struct sg_table *mockgpu_map_p2p(struct dma_buf_attachment *attach, struct pci_d
 
 void mockgpu_unmap_p2p(struct dma_buf_attachment *attach, struct sg_table *table)
 {
+	/*
+	 * The kernel's helper sets this to 0 while importers look at the table, and then
+	 * frees no entry of it (drivers/dma-buf/dma-buf-mapping.c, 7.2 and 7.3).
+	 */
+	table->orig_nents = table->nents;
 	dma_buf_free_sgt(attach, table, DMA_BIDIRECTIONAL);
 }
 

@@ -35,9 +35,11 @@ pub fn cases() -> Vec<Case> {
         here("fragmented-ext4", |context| {
             fragmented(context, FileSystem::Ext4)
         }),
+        // It takes minutes to make such a file there.
         here("fragmented-xfs", |context| {
             fragmented(context, FileSystem::Xfs)
-        }),
+        })
+        .on(On::Stock),
         Case::new("frame/cpu-copy-is-seen", Kind::Default, cpu_copy).smoke(),
         Case::alone("frame/boot-dies", On::Stock, boot_dies).stock(),
     ]
