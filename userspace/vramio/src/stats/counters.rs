@@ -35,7 +35,7 @@ struct Way {
     latency: [AtomicU64; BUCKETS],
 }
 
-/// Counters of a context, or of a process's requests on one GPU. By direction.
+/// Counters of a context's requests on one GPU. By direction.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Counters {
