@@ -168,7 +168,7 @@ impl P2pdma {
             // The queue does not take such pages; until 6.16 also: the drive can't reach
             // them. Since then that is EINVAL, like bad alignment, which was checked.
             Errno::EREMOTEIO | Errno::EINVAL => {}
-            // Nothing is mapped there (any more).
+            Errno::EFAULT if job.memory.is_gone() => return Reason::ProviderGone,
             Errno::EFAULT => return Reason::NotMapped,
             Errno::ENOMEM => return Reason::NoMemory,
             Errno::ENOSPC | Errno::EDQUOT => return Reason::NoSpace,
