@@ -15,7 +15,7 @@ use crate::engine::p2pdma::P2pdma;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
-use crate::stats::{Counters, Snapshot};
+use crate::stats::{Rows, Snapshot};
 
 /// Configuration, engines and counters of a set of files and buffers. Copies share it.
 ///
@@ -34,7 +34,7 @@ pub(crate) struct Inner {
     /// `None` where the configuration forbids it.
     pub(crate) p2pdma: Option<P2pdma>,
     pub(crate) compat: Compat,
-    pub(crate) stats: Arc<Counters>,
+    pub(crate) stats: Rows,
 }
 
 impl Context {
@@ -65,16 +65,15 @@ impl Context {
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
         };
-        let stats: Arc<Counters> = Counters::new().into();
         let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
             inner: Arc::new(Inner {
-                compat: Compat::new(&config, stats.clone()),
+                compat: Compat::new(&config),
                 config,
                 owner: Owner::current(),
                 kmod,
                 p2pdma,
-                stats,
+                stats: Rows::new(),
             }),
         })
     }
@@ -98,7 +97,7 @@ impl Context {
         cuda::driver_version()
     }
 
-    /// The counters of its requests. Those of all contexts of this process, by GPU, are in
+    /// The counters of requests on its buffers. Those of all contexts of this process, by GPU, are in
     /// [`stats::process`](crate::stats::process).
     pub fn stats(&self) -> Snapshot {
         self.inner.stats.snapshot()

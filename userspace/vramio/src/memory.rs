@@ -18,7 +18,7 @@ use crate::gpu::cuda::{self, CudaMemory, Pointer};
 use crate::gpu::p2pmem::Provider;
 use crate::gpu::GpuMemory;
 use crate::pci::PciAddress;
-use crate::stats::{self, Counters, Gpu, Local};
+use crate::stats::{Counters, Gpu, Local};
 
 /// GPU memory for requests of one [`Context`]: all of an allocation or a part of it.
 /// Copies and parts share what is registered of it.
@@ -39,7 +39,7 @@ pub(crate) struct Memory {
     pub(crate) id: u64,
     pub(crate) kind: Kind,
     len: u64,
-    /// Those of the process for requests on it.
+    /// Those of the context for requests on it.
     pub(crate) counters: &'static Counters,
     pub(crate) registration: RwLock<Registered>,
 }
@@ -180,7 +180,7 @@ impl GpuBuffer {
             context: context.clone(),
             memory: Arc::new(Memory {
                 id: NEXT.fetch_add(1, Relaxed),
-                counters: counters(&kind),
+                counters: counters(context, &kind),
                 kind,
                 len,
                 registration: RwLock::new(Registered::No),
@@ -219,16 +219,17 @@ impl GpuBuffer {
     }
 }
 
-/// The counters of the process for requests on such memory.
-fn counters(kind: &Kind) -> &'static Counters {
-    let known = |gpu| stats::of_gpu(Local::Gpu(gpu), || gpu);
+/// The context's counters for requests on such memory.
+fn counters(context: &Context, kind: &Kind) -> &'static Counters {
+    let rows = &context.inner.stats;
+    let known = |gpu| rows.of(Local::Gpu(gpu), || gpu);
     match kind {
         Kind::Host(_) => known(Gpu::Host),
         Kind::DmaBuf { gpu, .. } => known(Gpu::Pci(*gpu)),
         Kind::Mapped(memory) => known(memory.gpu_address().map_or(Gpu::Mapped, Gpu::Pci)),
         Kind::Cuda(memory) => {
             let device = memory.device();
-            stats::of_gpu(Local::Cuda(device), || {
+            rows.of(Local::Cuda(device), || {
                 let number = Gpu::Cuda(device.unsigned_abs());
                 cuda::pci(device).map_or(number, Gpu::Pci)
             })

@@ -14,11 +14,10 @@ use crate::engine::p2pdma::P2pdma;
 use crate::engine::{Engine, Job, Stream};
 use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
-use crate::memory::{GpuBuffer, Memory};
+use crate::memory::GpuBuffer;
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::plan::{Limits, Map, Plan, Request, Section, Way};
 use crate::policy::Policy;
-use crate::stats::Counters;
 
 /// Below this length, in bytes, holes are not looked for: reading zeros is faster.
 const SPARSE_FROM: u64 = 128 << 10;
@@ -96,10 +95,8 @@ impl File {
             len,
         };
         let begin = Instant::now();
-        let counters = self.counters(&buffer.memory);
-        for counters in counters {
-            counters.begin(direction);
-        }
+        let counters = buffer.memory.counters;
+        counters.begin(direction);
         let result = self.checked(request, buffer, options);
         let took = begin.elapsed();
         let ended = match &result {
@@ -109,11 +106,9 @@ impl File {
             Ok(_) => None,
             Err(error) => Some(error.reason),
         };
-        for counters in counters {
-            counters.end(direction, len, took, result.as_ref().ok());
-            if let Some(reason) = ended {
-                counters.count(direction, reason);
-            }
+        counters.end(direction, len, took, result.as_ref().ok());
+        if let Some(reason) = ended {
+            counters.count(direction, reason);
         }
         result
     }
@@ -147,19 +142,6 @@ impl File {
             (Ok(kmod), _) => kmod.probe(&self.target, &buffer.memory, &request),
             (Err(_), Some(p2pdma)) => Ok(p2pdma.probe(&self.target, &buffer.memory, &request)),
             (Err(error), None) => Err(error.clone()),
-        }
-    }
-
-    /// The counters of requests on this file with this memory: the context's, and the
-    /// process's for the GPU.
-    fn counters<'a>(&'a self, memory: &'a Memory) -> [&'a Counters; 2] {
-        [&self.context.inner.stats, memory.counters]
-    }
-
-    /// A reason came up.
-    fn count(&self, job: &Job, reason: Code<Reason>) {
-        for counters in self.counters(&job.memory) {
-            counters.count(job.request.direction, reason);
         }
     }
 
@@ -348,7 +330,7 @@ impl File {
                     }
                     // That of an error is counted where the request ends.
                     if outcome.reason != Reason::None && outcome.error.is_none() {
-                        self.count(job, outcome.reason);
+                        job.count(outcome.reason);
                     }
                     Ok(outcome)
                 }
@@ -428,7 +410,7 @@ impl File {
             }
             Policy::Warn | Policy::Allow => {}
         }
-        self.count(job, reason);
+        job.count(reason);
         Ok(())
     }
 

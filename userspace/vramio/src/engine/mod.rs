@@ -9,7 +9,10 @@ pub(crate) mod p2pdma;
 
 use std::sync::Arc;
 
+use vramio_abi::Reason;
+
 use crate::cancel::Cancel;
+use crate::code::Code;
 use crate::error::Error;
 use crate::file::Target;
 use crate::gpu::cuda;
@@ -45,6 +48,12 @@ impl Job {
         // SAFETY: Whoever made the `Stream` promised that it is one of this context.
         unsafe { cuda::wait_for(stream.handle(), ctx) }
             .map_err(|fault| fault.into_error(self.request.direction.into(), self.memory.name()))
+    }
+
+    /// Counts a reason that came up.
+    pub(crate) fn count(&self, reason: impl Into<Code<Reason>>) {
+        let counters = self.memory.counters;
+        counters.count(self.request.direction, reason.into());
     }
 }
 

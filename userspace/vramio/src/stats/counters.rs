@@ -35,7 +35,7 @@ struct Way {
     latency: [AtomicU64; BUCKETS],
 }
 
-/// Counters of a context, or of a process's requests on one GPU. By direction.
+/// Counters of a context's requests on one GPU. By direction.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Counters {
@@ -239,24 +239,23 @@ mod tests {
     /// Not to be felt beside a request, of which the smallest takes some microseconds.
     #[test]
     fn counting_is_cheap() {
-        let (context, gpu) = (Counters::new(), Counters::new());
+        let counters = Counters::new();
         let outcome = Outcome::of_path(Path::CompatCache, Certainty::Consistent, 4096);
-        let requests = 1_000_000;
-        let begin = Instant::now();
-        for _ in 0..requests {
-            for counters in [&context, &gpu] {
+        let (rounds, requests) = (20, 50_000);
+        // The best of several: others use the machine, too.
+        let each = (0..rounds).map(|_| {
+            let begin = Instant::now();
+            for _ in 0..requests {
                 counters.begin(Direction::Read);
-            }
-            for counters in [&context, &gpu] {
                 let took = Duration::from_nanos(7000);
                 counters.end(Direction::Read, 4096, took, Some(&outcome));
                 counters.count(Direction::Read, Reason::NoModule.into());
             }
-        }
-        let each = begin.elapsed().as_nanos() / requests;
+            begin.elapsed().as_nanos() / requests
+        });
+        let each = each.min().expect("a round");
         println!("counting: {each} ns a request");
         assert!(each < 2000, "{each}");
-        assert_eq!(context.snapshot(), gpu.snapshot());
-        assert_eq!(gpu.snapshot().requests[0], requests as u64);
+        assert_eq!(counters.snapshot().requests[0], (rounds * requests) as u64);
     }
 }

@@ -11,6 +11,7 @@
 mod counters;
 mod prometheus;
 mod reader;
+mod rows;
 mod segment;
 mod snapshot;
 
@@ -24,7 +25,7 @@ use crate::pci::PciAddress;
 pub(crate) use counters::Counters;
 pub use prometheus::{export, prometheus};
 pub use reader::Reader;
-pub(crate) use segment::{of_gpu, Local};
+pub(crate) use rows::{Local, Rows};
 pub use segment::{process, KEPT};
 pub use snapshot::{bucket_end, PathCounters, Snapshot};
 
@@ -74,8 +75,8 @@ pub struct Process {
     pub since: SystemTime,
     /// Its counters, by GPU.
     pub gpus: Vec<(Gpu, Snapshot)>,
-    /// GPUs that it used whose counters only the process itself sees: there was no shared
-    /// memory for them.
+    /// Counters that only the process itself sees, since there was no shared memory for them:
+    /// one for each GPU of each of its contexts.
     pub unseen: u32,
 }
 

@@ -98,7 +98,7 @@ impl Reader {
             name: String::from_utf8_lossy(name).into_owned(),
             alive: self.is_alive(),
             since: UNIX_EPOCH + Duration::from_nanos(header.since),
-            gpus: self.map.rows(),
+            gpus: self.map.gpus(),
             unseen: header.unseen.load(Ordering::Relaxed),
         }
     }

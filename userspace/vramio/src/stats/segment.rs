@@ -2,7 +2,6 @@
 
 //! The counters of this process, in shared memory where there is some.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::mem::size_of;
@@ -12,14 +11,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::mman::{mmap, MapFlags, ProtFlags};
 
 use super::counters::{CERTAINTIES, REASONS};
 use super::reader::{remove_ended, Reader};
-use super::{Counters, Gpu, Process, BUCKETS, PATHS};
+use super::{Counters, Gpu, Process, Snapshot, BUCKETS, PATHS};
 use crate::pci::PciAddress;
 use crate::process::PerProcess;
 
@@ -32,7 +31,8 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"vramiost");
 /// Raised when the meaning of anything in the file changes.
 pub(super) const VERSION: u32 = 1;
 
-/// Most GPUs of a process whose counters others see.
+/// Most rows of a process that others see: one for each GPU of each context that there is at
+/// a time.
 pub(super) const ROWS: usize = 32;
 
 /// Rows begin at multiples of this, bytes: a page.
@@ -177,39 +177,35 @@ impl Map {
         (index < ROWS).then(|| unsafe { self.0.add(at).cast::<Counters>().as_ref() })
     }
 
-    /// The rows in use.
-    pub(super) fn rows(self) -> Vec<(Gpu, super::Snapshot)> {
+    /// The counters, by GPU.
+    pub(super) fn gpus(self) -> Vec<(Gpu, Snapshot)> {
         let header = self.header();
         let used = header.used.load(Ordering::Acquire) as usize;
         let gpus = header.gpus.iter().enumerate().take(used);
-        gpus.filter_map(|(index, gpu)| Some((gpu.get()?, self.row(index)?.snapshot())))
-            .collect()
+        by_gpu(gpus.filter_map(|(index, gpu)| Some((gpu.get()?, self.row(index)?.snapshot()))))
     }
-}
-
-/// Memory as this process names it, so that its GPU has to be asked for once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Local {
-    /// Of what this says.
-    Gpu(Gpu),
-    /// Of the CUDA device with this number.
-    Cuda(i32),
 }
 
 /// The counters of a process.
 #[derive(Default)]
 struct Segment {
-    state: RwLock<State>,
+    state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Not there before the first GPU, and not where it could not be made.
+    /// Not there before the first row, and not where it could not be made.
     shared: Option<Shared>,
     /// When the first row was made, and whether it was tried to make the file.
     since: Option<SystemTime>,
-    rows: Vec<(Gpu, &'static Counters)>,
-    names: BTreeMap<Local, usize>,
+    rows: Vec<Row>,
+}
+
+/// Counters on one GPU. One context at a time counts in it.
+struct Row {
+    gpu: Gpu,
+    counters: &'static Counters,
+    taken: bool,
 }
 
 /// The file.
@@ -222,62 +218,75 @@ struct Shared {
 
 static CURRENT: PerProcess<Segment> = PerProcess::new();
 
-/// The counters of this process for requests on this memory. `gpu` is asked once.
-pub(crate) fn of_gpu(local: Local, gpu: impl FnOnce() -> Gpu) -> &'static Counters {
-    let segment = CURRENT.get(Segment::default);
-    let state = segment.state.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(found) = state.find(local) {
-        return found;
+impl Segment {
+    fn current() -> MutexGuard<'static, State> {
+        let segment = CURRENT.get(Segment::default);
+        segment.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    drop(state);
-    let gpu = gpu();
-    let mut state = segment
-        .state
-        .write()
-        .unwrap_or_else(PoisonError::into_inner);
-    match state.find(local) {
-        Some(found) => found,
-        None => state.add(local, gpu),
-    }
+}
+
+/// Counters of this process for requests on a GPU, until [`give`]. Something may have been
+/// counted there before.
+pub(super) fn take(gpu: Gpu) -> &'static Counters {
+    Segment::current().take(gpu)
+}
+
+/// Gives counters back.
+pub(super) fn give(counters: &'static Counters) {
+    Segment::current().give(counters);
 }
 
 /// What this process has done until now, in all contexts.
 pub fn process() -> Process {
-    let segment = CURRENT.get(Segment::default);
-    let state = segment.state.read().unwrap_or_else(PoisonError::into_inner);
+    let state = Segment::current();
+    let rows = state.rows.iter();
     Process {
         pid: std::process::id(),
         name: own_name(),
         alive: Some(true),
         since: state.since.unwrap_or_else(SystemTime::now),
-        gpus: state
-            .rows
-            .iter()
-            .map(|(gpu, counters)| (*gpu, counters.snapshot()))
-            .collect(),
+        gpus: by_gpu(rows.map(|row| (row.gpu, row.counters.snapshot()))),
         unseen: 0,
     }
 }
 
+/// One sum for each GPU, in the order in which they came.
+fn by_gpu(rows: impl Iterator<Item = (Gpu, Snapshot)>) -> Vec<(Gpu, Snapshot)> {
+    let mut sums: Vec<(Gpu, Snapshot)> = Vec::new();
+    for (gpu, snapshot) in rows {
+        match sums.iter_mut().find(|(known, _)| *known == gpu) {
+            Some((_, sum)) => *sum = sum.plus(&snapshot),
+            None => sums.push((gpu, snapshot)),
+        }
+    }
+    sums
+}
+
 impl State {
-    fn find(&self, local: Local) -> Option<&'static Counters> {
-        let index = self.names.get(&local)?;
-        self.rows.get(*index).map(|(_, counters)| *counters)
+    fn take(&mut self, gpu: Gpu) -> &'static Counters {
+        let free = |row: &&mut Row| row.gpu == gpu && !row.taken;
+        if let Some(row) = self.rows.iter_mut().find(free) {
+            row.taken = true;
+            return row.counters;
+        }
+        let counters = self.make(gpu);
+        self.rows.push(Row {
+            gpu,
+            counters,
+            taken: true,
+        });
+        counters
     }
 
-    fn add(&mut self, local: Local, gpu: Gpu) -> &'static Counters {
-        let known = self.rows.iter().position(|(known, _)| *known == gpu);
-        let index = known.unwrap_or_else(|| {
-            let counters = self.row(gpu);
-            self.rows.push((gpu, counters));
-            self.rows.len() - 1
-        });
-        self.names.insert(local, index);
-        self.rows[index].1
+    fn give(&mut self, counters: &'static Counters) {
+        let same = |row: &&mut Row| std::ptr::eq(row.counters, counters);
+        if let Some(row) = self.rows.iter_mut().find(same) {
+            row.taken = false;
+        }
     }
 
     /// Counters that others see, or, where that fails, that they don't.
-    fn row(&mut self, gpu: Gpu) -> &'static Counters {
+    fn make(&mut self, gpu: Gpu) -> &'static Counters {
         if self.since.is_none() {
             self.since = Some(SystemTime::now());
             self.shared = places().iter().find_map(|place| {
@@ -446,9 +455,8 @@ pub(super) fn own_namespace() -> Option<u64> {
 }
 
 /// The file that this process's counters are in, if there is one.
-pub(super) fn own_file() -> Option<PathBuf> {
-    let segment = CURRENT.get(Segment::default);
-    let state = segment.state.read().unwrap_or_else(PoisonError::into_inner);
+fn own_file() -> Option<PathBuf> {
+    let state = Segment::current();
     state.shared.as_ref().map(|shared| shared.path.clone())
 }
 
@@ -510,7 +518,35 @@ mod tests {
         }
     }
 
-    /// More GPUs than there are rows are not seen by others, and do no harm.
+    /// Counters that a context gave back are another one's, on the same GPU alone.
+    #[test]
+    fn rows_are_used_again() {
+        let dir = directory();
+        let mut state = State {
+            shared: Some(create(&dir)),
+            since: Some(SystemTime::now()),
+            ..State::default()
+        };
+        let first = state.take(Gpu::Host);
+        let second = state.take(Gpu::Host);
+        assert!(!std::ptr::eq(first, second));
+        state.give(first);
+        assert!(!std::ptr::eq(state.take(Gpu::Mapped), first));
+        assert!(std::ptr::eq(state.take(Gpu::Host), first));
+        for row in [first, second] {
+            row.begin(crate::Direction::Read);
+        }
+        let path = &state.shared.as_ref().expect("a file").path;
+        let process = Reader::open(path).expect("it can be read").read();
+        let found: Vec<(Gpu, u64)> = process
+            .gpus
+            .iter()
+            .map(|(gpu, snapshot)| (*gpu, snapshot.in_flight))
+            .collect();
+        assert_eq!(found, [(Gpu::Host, 2), (Gpu::Mapped, 0)]);
+    }
+
+    /// More rows than there are is not seen by others, and does no harm.
     #[test]
     fn rows_end() {
         let dir = directory();
@@ -519,11 +555,8 @@ mod tests {
             since: Some(SystemTime::now()),
             ..State::default()
         };
-        for number in 0..ROWS as i32 + 2 {
-            let gpu = Gpu::Cuda(number.unsigned_abs());
-            state
-                .add(Local::Cuda(number), gpu)
-                .begin(crate::Direction::Read);
+        for number in 0..ROWS as u32 + 2 {
+            state.take(Gpu::Cuda(number)).begin(crate::Direction::Read);
         }
         let path = &state.shared.as_ref().expect("a file").path;
         let process = Reader::open(path).expect("it can be read").read();
@@ -564,7 +597,7 @@ mod tests {
                         since: Some(SystemTime::now()),
                         ..State::default()
                     };
-                    let row = state.add(Local::Gpu(Gpu::Host), Gpu::Host);
+                    let row = state.take(Gpu::Host);
                     row.begin(crate::Direction::Read);
                     let path = &state.shared.as_ref().expect("a file").path;
                     let process = Reader::open(path).expect("it is read").read();

@@ -30,7 +30,6 @@ use crate::gpu::cuda::SLOTS;
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
-use crate::stats::Counters;
 use pool::{NoSlab, Pool};
 use run::Run;
 
@@ -45,11 +44,10 @@ pub(crate) struct Compat {
     split: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
-    stats: Arc<Counters>,
 }
 
 impl Compat {
-    pub(crate) fn new(config: &Config, stats: Arc<Counters>) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Compat {
             pool: Arc::new(Pool::new(
                 config.slab_bytes,
@@ -59,7 +57,6 @@ impl Compat {
             threads: config.threads,
             split: config.split_bytes,
             slot: (config.slab_bytes / SLOTS) as u64,
-            stats,
         }
     }
 
@@ -112,9 +109,7 @@ impl Compat {
             (&run.no_second_fd, Reason::NoSecondFd),
         ] {
             if lacked.load(Relaxed) {
-                for counters in [&*self.stats, job.memory.counters] {
-                    counters.count(job.request.direction, reason.into());
-                }
+                job.count(reason);
             }
         }
     }
@@ -209,7 +204,7 @@ mod tests {
             threads: 8,
             ..Config::default()
         };
-        let compat = Compat::new(&config, Counters::new().into());
+        let compat = Compat::new(&config);
         assert_eq!(compat.division(0), (1, 2 << 20));
         assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
         assert_eq!(compat.division(2 << 20), (8, 256 << 10));
