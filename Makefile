@@ -108,6 +108,14 @@ test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
 collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
 	@$(READY) && tests/gpu/collect.sh build/gpu
 
+.PHONY: test-gpu-clients
+test-gpu-clients: ## Run cuFile's clients on this machine's CUDA GPU (DIRS='DIR ...', SIZE= in MiB).
+	@$(READY) && cargo build --quiet --release --package vramio-cufile --package vramio-cli && \
+	mkdir -p build/clients && python3 tests/clients/gpu/main.py \
+		--vramio "$${CARGO_TARGET_DIR:-target}/release/vramio" \
+		--library "$${CARGO_TARGET_DIR:-target}/release/libcufile.so" \
+		$(if $(SIZE),--size '$(SIZE)') $(or $(DIRS),build/clients /dev/shm)
+
 check: ## Check formatting, lints (also the kernel's, for both kernels), scripts and documents.
 	@PATH=$$(qemu/bootstrap.sh check) && export PATH && set -x && \
 	cargo fmt --all --check && \

@@ -27,6 +27,7 @@ CASES = {
     "bindings": (("ours", "nvidia"), "cuda.bindings"),
     "codes": (("ours", "nvidia"), "torch"),
     "streams": (("ours",), "torch"),
+    "sizes": (("ours", "nvidia"), "torch"),
 }
 ENDS = ("close", "none", "atexit", "dlclose")
 
@@ -46,7 +47,7 @@ def udev_entry(directory):
     """NVIDIA's library looks there for the device; some machines have no udev."""
     device = os.stat(directory).st_dev
     path = f"/run/udev/data/b{os.major(device)}:{os.minor(device)}"
-    if os.path.exists(path):
+    if os.major(device) == 0 or os.path.exists(path):
         return None
     made = not os.path.isdir("/run/udev")
     os.makedirs("/run/udev/data", exist_ok=True)

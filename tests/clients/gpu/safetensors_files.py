@@ -14,8 +14,12 @@ import common
 case = common.Case()
 torch.cuda.init()
 path = case.path("model.safetensors")
-count = max(8, case.size // (32 * common.MIB))
-model = {f"layer{i}.weight": torch.randn(4096, 4096, dtype=torch.bfloat16) for i in range(count)}
+# At least 3 GB.
+count = max(96, case.size // (32 * common.MIB))
+model = {
+    f"layer{i}.weight": torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda").cpu()
+    for i in range(count)
+}
 save_file(model, path)
 size = os.path.getsize(path)
 case.note("model, GB", round(size / 1e9, 2))
