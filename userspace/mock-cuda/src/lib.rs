@@ -242,6 +242,9 @@ driver! {
     fn cuStreamSynchronize(stream: *mut c_void) {
         stream::find(stream)?.synchronize()
     }
+    fn cuStreamGetCtx(stream: *mut c_void, ctx: *mut *mut c_void) {
+        put(ctx, stream::find(stream)?.ctx())
+    }
     fn cuStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) {
         let _ = flags;
         let wait = stream::event(event)?.recorded();

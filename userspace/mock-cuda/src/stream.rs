@@ -96,6 +96,11 @@ impl Stream {
         self.work.send(work).map_err(|_| INVALID_HANDLE)
     }
 
+    /// The context that it belongs to.
+    pub(crate) fn ctx(&self) -> *mut c_void {
+        pointer(self.ctx)
+    }
+
     pub(crate) fn synchronize(&self) -> Done {
         let event = Event::default();
         let mark = event.record();

@@ -54,7 +54,6 @@
 //! * After `fork` the child can't use what the parent made, and drops its copies without
 //!   any effect on the parent.
 
-mod block;
 mod buffer;
 mod cancel;
 mod code;

@@ -258,13 +258,16 @@ impl Memory {
         }
     }
 
+    /// Whether its provider is gone, so that touching it would be a bus error.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.provider().is_some_and(|provider| !provider.is_there())
+    }
+
     /// Whether a part of it still is what it was when the buffer was made. If not, the
     /// registration ends: it may be of memory that others use now.
     pub(crate) fn check(&self, part: &Range<u64>) -> Result<(), Reason> {
         match &self.kind {
-            Kind::Mapped(memory) if memory.provider().is_some_and(|from| !from.is_there()) => {
-                Err(Reason::ProviderGone)
-            }
+            Kind::Mapped(_) if self.is_gone() => Err(Reason::ProviderGone),
             Kind::Cuda(memory) if !memory.is_current(part) => {
                 *self
                     .registration

@@ -353,11 +353,6 @@ impl File {
                     Ok(outcome)
                 }
                 Err(error) => {
-                    // Nothing can be copied to or from memory that is not there.
-                    let at = job.request.buffer_offset;
-                    if let Err(reason) = job.memory.check(&(at..at + job.request.len)) {
-                        return Err(error.with_reason(reason));
-                    }
                     // Refused after all: the file or the way has changed.
                     self.fall_back(job, error.reason, || error.clone())?;
                     let mut outcome = compat.transfer(&part(section.len))?;
@@ -416,6 +411,10 @@ impl File {
         reason: Code<Reason>,
         error: impl FnOnce() -> Error,
     ) -> Result<(), Error> {
+        // Nothing can be copied to or from memory that is not there.
+        if job.memory.is_gone() {
+            return Err(error().with_reason(Reason::ProviderGone));
+        }
         match self.policy() {
             Policy::Strict => return Err(error()),
             Policy::Warn if self.first_time(reason) => {

@@ -19,8 +19,9 @@ use vramio_guest::file::FilePlan;
 use vramio_guest::pattern;
 use vramio_guest::protocol::{Exit, Op};
 use vramio_qemu::filesystem::FileSystem;
-use vramio_qemu::guest::Pending;
+use vramio_qemu::guest::{Pending, Session};
 use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
+use vramio_qemu::remote::RemoteGpu;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -44,11 +45,11 @@ pub fn cases() -> Vec<Case> {
         for scattered in [false, true] {
             let shape = if scattered { "-scattered" } else { "" };
             let name = format!("cuda/there-and-back/{}{shape}", target.name());
-            cases.push(Case::new(
-                name,
-                Kind::Default,
-                move |context: &mut Context<'_>| there_and_back(context, target, scattered),
-            ));
+            let case = Case::new(name, Kind::Default, move |context: &mut Context<'_>| {
+                there_and_back(context, target, scattered)
+            });
+            let smoke = (target, scattered) == (Target::File(FileSystem::Ext4), true);
+            cases.push(if smoke { case.smoke() } else { case });
         }
     }
     cases.extend([
@@ -120,6 +121,17 @@ impl Setup {
 
     pub(super) fn ext4(context: &Context<'_>, policy: &str, size: u64) -> Result<Self> {
         Self::new(context, Target::File(FileSystem::Ext4), policy, size)
+    }
+
+    /// The same file, and a program in another session.
+    fn elsewhere(self, session: &Session, policy: &str) -> Result<Self> {
+        let client = Client::new(session, policy)?;
+        let file = client.file(&self.plan.path, true)?;
+        Ok(Self {
+            client,
+            file,
+            ..self
+        })
     }
 
     /// A read from the start of the file.
@@ -563,15 +575,8 @@ pub(super) fn during(
     policy: &str,
     act: impl FnOnce(&mut Context<'_>, Slow) -> Result<()>,
 ) -> Result<()> {
-    let setup = Setup::ext4(context, policy, SLOW)?;
     let session = context.vm.guest.spawn()?;
-    let client = Client::new(&session, policy)?;
-    let file = client.file(&setup.plan.path, false)?;
-    let setup = Setup {
-        client,
-        file,
-        ..setup
-    };
+    let setup = Setup::ext4(context, policy, SLOW)?.elsewhere(&session, policy)?;
     let buffer = setup.client.buffer(SLOW)?;
     buffer.poison(context, 0)?;
     let extents = context.session.extents(&setup.plan.path)?;
@@ -637,32 +642,22 @@ fn exit_in_flight(context: &mut Context<'_>) -> Result<()> {
     })
 }
 
-/// The sysfs file that unbinds or binds the first GPU.
-fn driver(context: &Context<'_>, what: &str) -> Result<()> {
-    let session = context.vm.guest.session();
-    let addresses = session.pci()?;
-    let bar = context.vm.bar();
-    let gpu = addresses
-        .iter()
-        .find(|device| {
-            device
-                .resources
-                .iter()
-                .any(|(start, _)| *start == bar.start)
-        })
-        .ok_or_else(|| anyhow!("no GPU at {bar:?}"))?;
-    let path = format!("/sys/bus/pci/drivers/vramio_mockgpu/{what}");
-    Ok(session.write_text(&path, &gpu.address)?)
-}
-
-/// Unbinds the provider, does something, and binds it again.
+/// Unbinds the first GPU's driver, does something, and binds it again.
 fn unbound(
     context: &mut Context<'_>,
     act: impl FnOnce(&mut Context<'_>) -> Result<()>,
 ) -> Result<()> {
-    driver(context, "unbind")?;
+    let session = context.vm.guest.session();
+    let gpu = RemoteGpu::open(&session)?;
+    let info = gpu.info()?.ok(|_| 0)?;
+    gpu.close()?;
+    let driver = |what| {
+        let path = format!("/sys/bus/pci/drivers/vramio_mockgpu/{what}");
+        session.write_text(&path, &rest::name(info.domain, info.devid))
+    };
+    driver("unbind")?;
     let result = act(context);
-    driver(context, "bind")?;
+    driver("bind")?;
     result
 }
 
@@ -673,14 +668,7 @@ fn unbind(context: &mut Context<'_>) -> Result<()> {
     for policy in ["allow", "strict"] {
         // What the memory is made of must be gone before the driver is there again.
         let session = context.vm.guest.spawn()?;
-        let setup = Setup::ext4(context, policy, MIB)?;
-        let client = Client::new(&session, policy)?;
-        let file = client.file(&setup.plan.path, true)?;
-        let setup = Setup {
-            client,
-            file,
-            ..setup
-        };
+        let setup = Setup::ext4(context, policy, MIB)?.elsewhere(&session, policy)?;
         let buffer = setup.client.buffer(MIB)?;
         let request = setup.request(&buffer, 0, MIB);
         let (done, _) = setup.read(context, request)?;
@@ -728,12 +716,12 @@ fn unbind(context: &mut Context<'_>) -> Result<()> {
             Ok(())
         })?;
         // A new program goes direct again.
-        let again = Setup::ext4(context, "strict", MIB)?;
+        let session = context.vm.guest.spawn()?;
+        let again = Setup::ext4(context, "strict", MIB)?.elsewhere(&session, "strict")?;
         let buffer = again.client.buffer(MIB)?;
         let (done, _) = again.read(context, again.request(&buffer, 0, MIB))?;
         all_direct(&done, MIB)?;
-        again.client.drop(buffer.number)?;
-        again.client.drop(buffer.memory)?;
+        session.end()?;
     }
     rest::all_is_free(context)
 }

@@ -46,6 +46,7 @@ pub fn cases() -> Vec<Case> {
         cmb("cmb/edges".into(), Kind::Cmb, edges),
         cmb("cmb/holes".into(), Kind::Cmb, holes),
         cmb("cmb/fallbacks".into(), Kind::Cmb, fallbacks),
+        cmb("cmb/journal".into(), Kind::Cmb, journal),
         cmb("cmb/no-provider".into(), Kind::Cmb, no_provider),
         cmb("cmb/unreachable".into(), Kind::CmbApart, unreachable),
         // Ends with a drive that was unbound.
@@ -61,7 +62,6 @@ pub fn cases() -> Vec<Case> {
             })
         }),
         gpu("preference", preference),
-        gpu("journal", |context| without_module(context, journal)),
     ]);
     cases
 }
@@ -538,7 +538,14 @@ fn journal(context: &mut Context<'_>) -> Result<()> {
         }
         ask = ask.request(read(&plan.path, plan.size));
     }
+    let mark = context.vm.mark()?;
     let report = ask.run(context)?;
+    let place = Place::of_file(fleet::RAW, &session.extents(&plan.path)?);
+    let moved = flow(context, mark, &place, &ask.bar)?;
+    ensure!(
+        report.paths.get("p2pdma") == Some(&moved.into_bar),
+        "{moved:?}, but {report:?}"
+    );
     direct(&report.moves[0], plan.size)?;
     let moved = &report.moves[1];
     ensure!(

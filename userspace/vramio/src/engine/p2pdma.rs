@@ -20,7 +20,6 @@ use nix::fcntl::{fcntl, FcntlArg, OFlag};
 use vramio_abi::{Certainty, Path, Reason};
 
 use super::{Engine, Job};
-use crate::block;
 use crate::error::{descriptor_name, Error};
 use crate::file::{statx, Align, Target};
 use crate::gpu::p2pmem::Provider;
@@ -28,6 +27,7 @@ use crate::memory::{Kind, Memory};
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::pci::PciAddress;
 use crate::plan::{Limits, Plan, Request};
+use crate::topology::Layer;
 
 /// The longest request, bytes: then it is seen whether the caller calls it off.
 const CAP: u64 = 16 << 20;
@@ -136,7 +136,10 @@ impl P2pdma {
         let provider = self.takes(memory)?;
         let (device, align) = look(target)?;
         let found = self.devices.get(&device, DEVICE_AGE).unwrap_or_else(|| {
-            let found = block::check(device.0, device.1);
+            let found = match Layer::of_device(device.0.into(), device.1.into()) {
+                Some(layer) => layer.refusal_without_module().map_or(Ok(()), Err),
+                None => Err(Reason::NoBlockDevice),
+            };
             self.devices.set(device, found);
             found
         });
@@ -165,7 +168,7 @@ impl P2pdma {
             // The queue does not take such pages; until 6.16 also: the drive can't reach
             // them. Since then that is EINVAL, like bad alignment, which was checked.
             Errno::EREMOTEIO | Errno::EINVAL => {}
-            // Nothing is mapped there (any more).
+            Errno::EFAULT if job.memory.is_gone() => return Reason::ProviderGone,
             Errno::EFAULT => return Reason::NotMapped,
             Errno::ENOMEM => return Reason::NoMemory,
             Errno::ENOSPC | Errno::EDQUOT => return Reason::NoSpace,
@@ -517,8 +520,10 @@ mod tests {
             assert_eq!(reason, expected, "{engine:?}");
             assert_eq!(setup.context.inner.p2pdma.is_some(), expected.is_some());
         }
-        let mut config = Config::default();
-        config.direct = false;
+        let config = Config {
+            direct: false,
+            ..Config::default()
+        };
         let context = Context::with_config(config).expect("a context");
         assert!(context.inner.p2pdma.is_none());
     }

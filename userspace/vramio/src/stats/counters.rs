@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vramio_abi::{Certainty, Path, Reason};
 
-use super::snapshot::{PathCounters, Snapshot};
+use super::snapshot::{sum, PathCounters, Snapshot};
 use super::{BUCKETS, PATHS};
 use crate::code::Code;
 use crate::outcome::{Direction, Outcome};
@@ -81,7 +81,7 @@ impl Way {
     fn values(&self) -> PathCounters {
         let sizes: [u64; BUCKETS] = values(&self.sizes);
         PathCounters {
-            requests: sizes.iter().sum(),
+            requests: sum(sizes),
             bytes: self.bytes.load(Relaxed),
             asked: self.asked.load(Relaxed),
             nanoseconds: self.nanoseconds.load(Relaxed),

@@ -61,9 +61,9 @@ impl Metric {
         sum: impl std::fmt::Display,
         end: impl Fn(u64) -> String,
     ) {
-        let mut below = 0;
+        let mut below: u64 = 0;
         for (index, count) in buckets.iter().enumerate() {
-            below += count;
+            below = below.wrapping_add(*count);
             if index < SHOWN {
                 let labels = format!("{labels},le=\"{}\"", end(bucket_end(index)));
                 self.line("_bucket", &labels, below);

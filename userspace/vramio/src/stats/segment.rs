@@ -634,6 +634,28 @@ mod tests {
         }));
     }
 
+    /// What has been overwritten shows as nonsense, and as no more.
+    #[test]
+    fn damage_is_shown_and_does_no_harm() {
+        let dir = directory();
+        let shared = create(&dir);
+        for gpu in [Gpu::Host, Gpu::Mapped] {
+            shared.row(gpu).expect("a row");
+        }
+        for byte in [0xff, 0x80, 0x7f] {
+            patch(&shared.path, HEAD, &vec![byte; 2 * ROW]);
+            let after_layout = std::mem::offset_of!(Header, pid);
+            patch(&shared.path, after_layout, &vec![byte; HEAD - after_layout]);
+            let process = Reader::open(&shared.path).expect("it is read").read();
+            assert_eq!(process.alive, None);
+            let total = process.total();
+            let way = total.all(crate::Direction::Read);
+            let _ = (way.quantile(0.5), total.since(&total));
+            let text = crate::stats::prometheus(&[process]);
+            assert!(text.lines().count() > 8);
+        }
+    }
+
     /// Of those that have ended, known by number and start, the latest stay; those that
     /// have not, and those of which that can't be told, all do.
     #[test]

@@ -84,6 +84,11 @@ impl Default for PathCounters {
     }
 }
 
+/// The sum of counters. Others may hold anything: then it wraps around.
+pub(super) fn sum(counters: impl IntoIterator<Item = u64>) -> u64 {
+    counters.into_iter().fold(0, u64::wrapping_add)
+}
+
 /// The end of a bucket of a histogram: the largest value that is counted in it.
 pub fn bucket_end(index: usize) -> u64 {
     u32::try_from(index + 1)
@@ -96,12 +101,12 @@ impl PathCounters {
     /// The duration that a share of the requests, from 0 to 1, did not exceed: the end of
     /// the bucket of the histogram. Zero without requests.
     pub fn quantile(&self, share: f64) -> Duration {
-        let all: u64 = self.latency.iter().sum();
+        let all = sum(self.latency);
         let wanted = (all as f64 * share).ceil() as u64;
-        let mut sum = 0;
+        let mut below: u64 = 0;
         let found = self.latency.iter().position(|count| {
-            sum += count;
-            sum > 0 && sum >= wanted
+            below = below.wrapping_add(*count);
+            below > 0 && below >= wanted
         });
         found.map_or(Duration::ZERO, |index| {
             Duration::from_nanos(bucket_end(index))
@@ -162,18 +167,17 @@ impl Snapshot {
             all.merge(way, u64::wrapping_add);
         }
         let (reads, writes) = ways.split_at(PATHS.min(ways.len()));
-        let sum = |of: fn(&PathCounters) -> u64| {
-            [reads, writes].map(|ways| ways.iter().map(of).sum::<u64>())
-        };
-        let moved = sum(|way| way.bytes);
+        let both =
+            |of: fn(&PathCounters) -> u64| [reads, writes].map(|ways| sum(ways.iter().map(of)));
+        let moved = both(|way| way.bytes);
         Snapshot {
-            requests: sum(|way| way.requests),
+            requests: both(|way| way.requests),
             failed,
-            bytes: [moved[0] + zeroed_by[0], moved[1] + zeroed_by[1]],
-            paths: std::array::from_fn(|path| reads[path].bytes + writes[path].bytes),
-            zeroed: zeroed_by.iter().sum(),
+            bytes: std::array::from_fn(|way| moved[way].wrapping_add(zeroed_by[way])),
+            paths: std::array::from_fn(|path| reads[path].bytes.wrapping_add(writes[path].bytes)),
+            zeroed: sum(zeroed_by),
             certainty: std::array::from_fn(|certainty| all.certainty[certainty]),
-            in_flight: in_flight_by.iter().sum(),
+            in_flight: sum(in_flight_by),
             reasons: merge_reasons(&reasons_by[0], &reasons_by[1], u64::wrapping_add),
             sizes: all.sizes,
             latency: all.latency,

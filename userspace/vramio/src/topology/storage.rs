@@ -20,6 +20,9 @@ pub struct Layer {
     pub name: String,
     /// What it does with data.
     pub what: What,
+    /// What the kernel has the CPU do with data on its way, as the device's attributes say:
+    /// checksums, copies that must not change, writes that go behind.
+    pub cpu: Option<Reason>,
     /// The devices that it rests on.
     pub below: Vec<Layer>,
 }
@@ -102,7 +105,13 @@ impl Layer {
 
     /// What this layer alone means.
     pub fn passes(&self) -> Passes {
+        if let Some(reason) = self.cpu {
+            return Passes::No(reason);
+        }
         match &self.what {
+            What::Partition | What::Md(_) if self.below.is_empty() => {
+                Passes::No(Reason::LeafUnknown)
+            }
             What::Partition => Passes::Yes,
             What::Md(level) => match level.as_str() {
                 "raid0" | "raid1" | "raid10" => Passes::Yes,
@@ -113,6 +122,7 @@ impl Layer {
                 "CRYPT" => Passes::No(Reason::DmTarget),
                 _ => Passes::Perhaps,
             },
+            What::Nvme(controllers) if controllers.is_empty() => Passes::No(Reason::LeafUnknown),
             What::Nvme(controllers) => controllers
                 .iter()
                 .map(Controller::passes)
@@ -143,6 +153,19 @@ impl Layer {
             .into_iter()
             .map(|layer| (layer, layer.passes()))
             .find(|(_, passes)| *passes != Passes::Yes)
+    }
+
+    /// Why the kernel's own direct I/O does not pass peer-to-peer pages on untouched. For
+    /// device mapper it never does, whatever the table.
+    ///
+    /// The kernel itself refuses such pages where a queue does not take them, but it does
+    /// not refuse what a CPU computes or copies on the way.
+    pub(crate) fn refusal_without_module(&self) -> Option<Reason> {
+        let (_, passes) = self.first_obstacle()?;
+        Some(match passes {
+            Passes::No(reason) => reason,
+            Passes::Perhaps | Passes::Yes => Reason::QueueNoP2pdma,
+        })
     }
 
     /// The PCI functions of the drives.
@@ -189,11 +212,28 @@ fn read(place: &Path, depth: usize) -> Option<Layer> {
     Some(Layer {
         name,
         what,
+        cpu: work_of_the_cpu(place),
         below: below
             .iter()
             .filter_map(|place| read(place, depth))
             .collect(),
     })
+}
+
+/// What the CPU has to do with the data of this device.
+fn work_of_the_cpu(place: &Path) -> Option<Reason> {
+    let text = |file: &str| value(place, file).unwrap_or_default();
+    if text("queue/stable_writes") == "1" {
+        return Some(Reason::StableWrites);
+    }
+    // Without a checksum the metadata is no business of the CPU.
+    if !matches!(text("integrity/format").as_str(), "" | "none" | "nop") {
+        return Some(Reason::Integrity);
+    }
+    if !matches!(text("md/bitmap/backlog").as_str(), "" | "0") {
+        return Some(Reason::WriteBehind);
+    }
+    None
 }
 
 /// The devices that a virtual one rests on, in the order of their names.
@@ -417,6 +457,7 @@ mod tests {
             &[("dm/uuid", "CRYPT-LUKS2-x")],
         );
         sys.device("virtual/block/md1", Some(5), &[("md/level", "raid1")]);
+        sys.device("x/nvme9n1", Some(9), &[]);
         sys.drive(6, "rdma", "0000:05:00.0");
         sys.drive(7, "fc", "0000:06:00.0");
         sys.drive(8, "loop", "0000:07:00.0");
@@ -425,7 +466,8 @@ mod tests {
             (2, Passes::No(Reason::VirtioBlk)),
             (3, Passes::No(Reason::QueueNoP2pdma)),
             (4, Passes::No(Reason::DmTarget)),
-            (5, Passes::Yes),
+            (5, Passes::No(Reason::LeafUnknown)),
+            (9, Passes::No(Reason::LeafUnknown)),
             (6, Passes::No(Reason::NvmeRdma)),
             (7, Passes::No(Reason::NvmeFabrics)),
             (8, Passes::No(Reason::NvmeLoop)),
@@ -435,11 +477,96 @@ mod tests {
     }
 
     #[test]
+    fn what_the_cpu_would_touch_does_not_pass() {
+        for (file, value, passes) in [
+            ("queue/stable_writes", "1", Passes::No(Reason::StableWrites)),
+            ("queue/stable_writes", "0", Passes::Yes),
+            (
+                "integrity/format",
+                "T10-DIF-TYPE1-CRC",
+                Passes::No(Reason::Integrity),
+            ),
+            ("integrity/format", "nop", Passes::Yes),
+        ] {
+            let sys = Sys::new();
+            let disk = sys.drive(0, "pcie", "0000:01:00.0");
+            let partition = sys.device(
+                "pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1/nvme0n1p1",
+                Some(1),
+                &[("partition", "1")],
+            );
+            let path = disk.join(file);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            fs::write(path, value).expect("an attribute");
+            assert_eq!(sys.layer(0).passes(), passes, "{file} {value}");
+            let reason = match passes {
+                Passes::No(reason) => Some(reason),
+                _ => None,
+            };
+            assert_eq!(
+                sys.layer(1).refusal_without_module(),
+                reason,
+                "{partition:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_array_counts_with_all_its_members() {
+        let sys = Sys::new();
+        let drives = [
+            sys.drive(0, "pcie", "0000:01:00.0"),
+            sys.drive(1, "pcie", "0000:02:00.0"),
+        ];
+        let md = sys.device("virtual/block/md0", Some(10), &[("md/level", "raid1")]);
+        assert_eq!(
+            sys.layer(10).refusal_without_module(),
+            Some(Reason::LeafUnknown)
+        );
+        for (name, drive) in ["nvme0n1", "nvme1n1"].iter().zip(&drives) {
+            sys.link(&md, &format!("slaves/{name}"), drive);
+        }
+        assert_eq!(sys.layer(10).refusal_without_module(), None);
+        fs::create_dir(md.join("md/bitmap")).expect("a directory");
+        fs::write(md.join("md/bitmap/backlog"), "256").expect("an attribute");
+        assert_eq!(
+            sys.layer(10).refusal_without_module(),
+            Some(Reason::WriteBehind)
+        );
+        fs::write(md.join("md/bitmap/backlog"), "0").expect("an attribute");
+        let transport = drives[1].join("device/transport");
+        fs::write(transport, "tcp").expect("an attribute");
+        assert_eq!(
+            sys.layer(10).refusal_without_module(),
+            Some(Reason::NvmeTcp)
+        );
+    }
+
+    #[test]
+    fn device_mapper_never_passes_without_the_module() {
+        let sys = Sys::new();
+        let drive = sys.drive(0, "pcie", "0000:01:00.0");
+        let dm = sys.device("virtual/block/dm-0", Some(11), &[("dm/uuid", "LVM-x")]);
+        sys.link(&dm, "slaves/nvme0n1", &drive);
+        assert_eq!(sys.layer(11).passes(), Passes::Perhaps);
+        assert_eq!(
+            sys.layer(11).refusal_without_module(),
+            Some(Reason::QueueNoP2pdma)
+        );
+    }
+
+    #[test]
     fn no_device_is_no_layer_and_a_circle_ends() {
         let sys = Sys::new();
         assert_eq!(Layer::below_sysfs(sys.0.path(), 0, 42), None);
         let dm = sys.device("virtual/block/dm-0", Some(1), &[("dm/uuid", "x")]);
         sys.link(&dm, "slaves/dm-0", &dm);
         assert_eq!(sys.layer(1).layers().len(), DEEPEST);
+        let md = sys.device("virtual/block/md0", Some(2), &[("md/level", "raid0")]);
+        sys.link(&md, "slaves/md0", &md);
+        assert_eq!(
+            sys.layer(2).refusal_without_module(),
+            Some(Reason::LeafUnknown)
+        );
     }
 }
