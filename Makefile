@@ -108,6 +108,12 @@ test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
 collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
 	@$(READY) && tests/gpu/collect.sh build/gpu
 
+.PHONY: lib
+lib: ## Build libcufile.so and the command-line tool into build/lib.
+	@$(READY) && cargo build --quiet --release --package vramio-cufile --package vramio-cli && \
+	install -D -t build/lib "$${CARGO_TARGET_DIR:-target}/release/libcufile.so" \
+		"$${CARGO_TARGET_DIR:-target}/release/vramio" && ls build/lib/*
+
 .PHONY: test-gpu-clients
 test-gpu-clients: ## Run cuFile's clients on this machine's CUDA GPU (DIRS='DIR ...', SIZE= in MiB).
 	@$(READY) && cargo build --quiet --release --package vramio-cufile --package vramio-cli && \

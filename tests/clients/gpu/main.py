@@ -11,6 +11,7 @@ client that is not installed, is in the table as such.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import subprocess
@@ -132,6 +133,28 @@ def judge(case, mode, result):
     return wrong
 
 
+def end(options, how, level):
+    """A process that ends in a certain way. Says what went wrong."""
+    report = os.path.join(options.out, f"end-{how}-{level}.json")
+    arguments = {"directory": options.directories[0], "size": 0, "mode": "ours"}
+    command = [
+        options.vramio, "run", "--library", options.library, "--report", report, "--",
+        sys.executable, os.path.join(HERE, "lifetimes.py"), json.dumps(arguments), f"{how},{level}",
+    ]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout)
+    except subprocess.TimeoutExpired:
+        return f"lifetimes {how} {level}: hangs"
+    if result.returncode or f'FOUND ["ended", "{how}"]' not in result.stdout:
+        return f"lifetimes {how} {level}: {result.returncode}: {result.stderr[-300:]}"
+    return None
+
+
+def save(options, results):
+    with open(os.path.join(options.out, "results.json"), "w") as file:
+        json.dump(results, file, indent=1)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("directories", nargs="+")
@@ -165,17 +188,16 @@ def main():
                 if wrong and mode == "ours":
                     failed.append(f"{key}: {'; '.join(wrong)}")
                 print(f"{key}: {result['status']}, {time.time() - begun:.0f} s, {'; '.join(wrong) or 'right'}", flush=True)
+                save(options, results)
                 if mode == "ours":
                     for report in result["reports"]:
                         print(f"    {sum(report['bytes'])} bytes, {report['paths']}, {report['reasons']}", flush=True)
     if "lifetimes" in only:
-        directory = options.directories[0]
-        for how in ENDS:
-            for level in (0, 3):
-                result = run(options, "lifetimes", "ours", directory, (f"{how},{level}",), timeout=60)
-                if result["status"] != "works" or result["found"].get("ended") != how:
-                    failed.append(f"lifetimes {how} {level}: {result['status']}")
-        print("lifetimes: done", flush=True)
+        ways = [(how, level) for how in ENDS for level in (0, 3)]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            ends = list(pool.map(lambda way: end(options, *way), ways))
+        failed += [line for line in ends if line]
+        print(f"lifetimes: {len(ways)} processes, {sum(map(bool, ends))} ended badly", flush=True)
     if "search" in only:
         # A program's own search path comes before LD_LIBRARY_PATH; LD_PRELOAD before both.
         names = os.path.join(options.out, "names")
@@ -191,8 +213,7 @@ def main():
             )
             results["search " + name] = answer.stdout.strip()
             print(f"PyTorch with {name}: {answer.stdout.strip()}", flush=True)
-    with open(os.path.join(options.out, "results.json"), "w") as file:
-        json.dump(results, file, indent=1)
+    save(options, results)
     table(results)
     for line in failed:
         print("FAILED " + line)

@@ -21,7 +21,9 @@ torch.cuda.synchronize()
 
 def write_posix():
     with open(path, "wb", buffering=0) as file:
-        file.write(memoryview(source.cpu().numpy()))
+        data = memoryview(source.cpu().numpy())
+        while data:
+            data = data[file.write(data) :]
         os.fsync(file.fileno())
 
 

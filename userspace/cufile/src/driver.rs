@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-use vramio::Context;
+use vramio::{Context, DirectEngine};
 
 use crate::batch::Batch;
 use crate::buffer::Buffers;
@@ -41,7 +41,8 @@ impl Driver {
             library.log.say(Level::Error, format_args!("{error}"));
             Failure::from(error)
         })?;
-        if settings.strict {
+        // The kernel's own direct I/O is tried request by request.
+        if settings.strict && settings.config.direct_engine != DirectEngine::P2pdma {
             if let Err(error) = context.device() {
                 library.log.say(
                     Level::Error,
