@@ -64,6 +64,8 @@ pub enum Usual {
     Texts(&'static [&'static str]),
     /// There is none.
     Nothing,
+    /// NVIDIA's versions differ.
+    Differs,
 }
 
 /// A key of the file.
@@ -441,7 +443,12 @@ pub static KEYS: &[Key] = &[
     addresses("fs.nfs.rdma_dev_addr_list"),
     mounts("fs.nfs.mount_table"),
     flag("fs.nfs.use_pci_p2pdma", false, Effect::None(RDMA)),
-    flag("fs.gpfs.gds_write_support", false, Effect::None(RDMA)),
+    Key {
+        name: "fs.gpfs.gds_write_support",
+        kind: Kind::Flag,
+        effect: Effect::None(RDMA),
+        usual: Usual::Differs,
+    },
     flag("fs.gpfs.gds_async_support", true, Effect::None(RDMA)),
     addresses("fs.gpfs.rdma_dev_addr_list"),
     mounts("fs.gpfs.mount_table"),
@@ -601,6 +608,7 @@ mod tests {
             Usual::Flag(value) => value.to_string(),
             Usual::Number(value) => value.to_string(),
             Usual::Text("") | Usual::Nothing => String::new(),
+            Usual::Differs => "versions differ".to_owned(),
             Usual::Text(value) => value.to_owned(),
             Usual::Numbers(values) => format!("{values:?}"),
             Usual::Texts(values) => format!("[{}]", values.join(", ")),

@@ -188,6 +188,7 @@ impl Usual {
     /// Whether a value is this.
     pub fn is(self, value: &Value) -> bool {
         match (self, value) {
+            (Usual::Differs, _) => true,
             (Usual::Flag(usual), Value::Flag(value)) => usual == *value,
             (Usual::Number(usual), Value::Number(value)) => usual == *value,
             (Usual::Text(usual), Value::Text(value)) => usual.eq_ignore_ascii_case(value),

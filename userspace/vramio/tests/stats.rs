@@ -336,3 +336,36 @@ fn a_child_of_fork_counts_for_itself() {
     }
     assert_eq!(stats::process().gpus, before.gpus);
 }
+
+/// A context shows what was counted for it: nothing of those before it or beside it. The
+/// process has the sum, also of what is gone.
+#[test]
+fn a_context_counts_for_itself() {
+    let _alone = alone();
+    let dir = directory();
+    make(&path(&dir), &content(3, 0, 100));
+    let before = stats::process().total();
+    let read = |context: &vramio::Context, times: u64| {
+        let file = open(context, &path(&dir));
+        let vram = Vram::new(context, 100);
+        for _ in 0..times {
+            let outcome = file.read_at(&vram.buffer, 0, 0, 100).expect("it reads");
+            assert_eq!(outcome.bytes, 100);
+        }
+    };
+    let [first, second] = [context(|_| ()), context(|_| ())];
+    read(&first, 2);
+    read(&second, 3);
+    read(&first, 4);
+    assert_eq!(first.stats().requests, [6, 0]);
+    assert_eq!(second.stats().bytes, [300, 0]);
+    drop(first);
+    let third = context(|_| ());
+    assert_eq!(third.stats(), Snapshot::default());
+    read(&third, 5);
+    assert_eq!(third.stats().requests, [5, 0]);
+    assert_eq!(third.stats().reason(Reason::Denied), 5);
+    assert_eq!(second.stats().requests, [3, 0]);
+    let total = stats::process().total().since(&before);
+    assert_eq!((total.requests, total.bytes), ([14, 0], [1400, 0]));
+}
