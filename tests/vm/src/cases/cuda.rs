@@ -575,32 +575,31 @@ pub(super) fn during(
     policy: &str,
     act: impl FnOnce(&mut Context<'_>, Slow) -> Result<()>,
 ) -> Result<()> {
-    let session = context.vm.guest.spawn()?;
-    let setup = Setup::ext4(context, policy, SLOW)?.elsewhere(&session, policy)?;
-    let buffer = setup.client.buffer(SLOW)?;
-    buffer.poison(context, 0)?;
-    let extents = context.session.extents(&setup.plan.path)?;
-    let place = Place::of_file(fleet::EXT4, &extents);
-    throttle(context, SPEED)?;
-    let mark = context.vm.mark()?;
-    let pending = setup.client.start(setup.request(&buffer, 0, SLOW))?;
-    let result = pending
-        .still_runs_after(Duration::from_millis(500))
-        .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
-        .and_then(|pending| {
-            let slow = Slow {
-                setup,
-                buffer,
-                pending,
-                mark,
-                place,
-            };
-            act(context, slow)
-        });
-    throttle(context, 0)?;
-    // It may have ended by itself.
-    let _ = session.end();
-    result?;
+    in_session(context, |context, session| {
+        let setup = Setup::ext4(context, policy, SLOW)?.elsewhere(session, policy)?;
+        let buffer = setup.client.buffer(SLOW)?;
+        buffer.poison(context, 0)?;
+        let extents = context.session.extents(&setup.plan.path)?;
+        let place = Place::of_file(fleet::EXT4, &extents);
+        throttle(context, SPEED)?;
+        let mark = context.vm.mark()?;
+        let pending = setup.client.start(setup.request(&buffer, 0, SLOW))?;
+        let result = pending
+            .still_runs_after(Duration::from_millis(500))
+            .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
+            .and_then(|pending| {
+                let slow = Slow {
+                    setup,
+                    buffer,
+                    pending,
+                    mark,
+                    place,
+                };
+                act(context, slow)
+            });
+        throttle(context, 0)?;
+        result
+    })?;
     rest::at_rest(context, &[])?;
     rest::all_is_free(context)
 }
@@ -661,69 +660,101 @@ fn unbound(
     result
 }
 
+/// Does something in a session of its own, which ends in any case.
+fn in_session(
+    context: &mut Context<'_>,
+    act: impl FnOnce(&mut Context<'_>, &Session) -> Result<()>,
+) -> Result<()> {
+    let session = context.vm.guest.spawn()?;
+    let result = act(context, &session);
+    // It may have ended before.
+    let _ = session.end();
+    result
+}
+
 /// The driver that provides P2PDMA goes while a program runs, and the GPU's memory stays:
 /// the next requests go through host memory and say why, or are refused. What was known of
 /// the way before is no excuse.
 fn unbind(context: &mut Context<'_>) -> Result<()> {
     for policy in ["allow", "strict"] {
-        // What the memory is made of must be gone before the driver is there again.
-        let session = context.vm.guest.spawn()?;
-        let setup = Setup::ext4(context, policy, MIB)?.elsewhere(&session, policy)?;
-        let buffer = setup.client.buffer(MIB)?;
-        let request = setup.request(&buffer, 0, MIB);
-        let (done, _) = setup.read(context, request)?;
-        all_direct(&done, MIB)?;
-        buffer.poison(context, 0)?;
-        context.session.drop_caches()?;
-        unbound(context, |context| {
-            if policy == "strict" {
-                for reason in [Reason::ProviderGone, Reason::NoExport] {
-                    let mark = context.vm.mark()?;
-                    refused(&setup.client.transfer(request)?, reason)?;
-                    let account = context.vm.account(mark, &Place::default())?;
-                    ensure!(account.other == Flow::default(), "{account:?}");
-                    ensure!(setup.client.counted(reason)? == 1, "{reason:?} not counted");
-                }
-                setup.expect(context, &buffer, 0, 0)?;
+        in_session(context, |context, session| {
+            let setup = Setup::ext4(context, policy, MIB)?.elsewhere(session, policy)?;
+            let buffer = setup.client.buffer(MIB)?;
+            let request = setup.request(&buffer, 0, MIB);
+            let (done, _) = setup.read(context, request)?;
+            all_direct(&done, MIB)?;
+            buffer.poison(context, 0)?;
+            context.session.drop_caches()?;
+            unbound(context, |context| {
+                let result = match policy {
+                    "strict" => nothing_goes(context, &setup, &buffer),
+                    _ => all_falls_back(context, &setup, &buffer),
+                };
+                // What the memory is made of must be gone before the driver comes back.
                 session.end()?;
-                return Ok(());
-            }
-            // First the registration ends, then there is none to be had.
-            for reason in [Reason::ProviderGone, Reason::NoExport, Reason::NoExport] {
-                buffer.poison(context, 0)?;
-                let (done, _) = setup.read(context, request)?;
-                all_compat(&done, MIB, reason)?;
-                setup.expect(context, &buffer, 0, MIB)?;
-            }
-            let content = pattern::bytes(303, 0, MIB as usize);
-            buffer.write(context, 0, 0, &content)?;
-            let write = Transfer {
-                write: true,
-                ..request
-            };
-            let (done, _) = setup.write(context, write)?;
-            all_compat(&done, MIB, Reason::NoExport)?;
-            let extents = context.session.extents(&setup.plan.path)?;
-            let found = setup.volume.read_extents(context, 0, &extents, MIB)?;
-            ensure!(found == content, "other data on the disk");
-            ensure!(
-                setup.client.counted(Reason::ProviderGone)? == 1
-                    && setup.client.counted(Reason::NoExport)? == 3,
-                "{:?}",
-                setup.client.stats()
-            );
-            session.end()?;
-            Ok(())
+                result
+            })
         })?;
         // A new program goes direct again.
-        let session = context.vm.guest.spawn()?;
-        let again = Setup::ext4(context, "strict", MIB)?.elsewhere(&session, "strict")?;
-        let buffer = again.client.buffer(MIB)?;
-        let (done, _) = again.read(context, again.request(&buffer, 0, MIB))?;
-        all_direct(&done, MIB)?;
-        session.end()?;
+        in_session(context, |context, session| {
+            let again = Setup::ext4(context, "strict", MIB)?.elsewhere(session, "strict")?;
+            let buffer = again.client.buffer(MIB)?;
+            let (done, _) = again.read(context, again.request(&buffer, 0, MIB))?;
+            all_direct(&done, MIB)
+        })?;
     }
     rest::all_is_free(context)
+}
+
+/// Without the provider requests are refused, and nothing moves.
+fn nothing_goes(context: &mut Context<'_>, setup: &Setup, buffer: &Buffer) -> Result<()> {
+    for reason in [Reason::ProviderGone, Reason::NoExport] {
+        let mark = context.vm.mark()?;
+        let request = setup.request(buffer, 0, MIB);
+        refused(&setup.client.transfer(request)?, reason)?;
+        let account = context.vm.account(mark, &Place::default())?;
+        ensure!(account.other == Flow::default(), "{account:?}");
+        ensure!(
+            setup.client.counted(reason)? == 1,
+            "{} is not counted",
+            reason.name()
+        );
+    }
+    setup.expect(context, buffer, 0, 0)
+}
+
+/// Without the provider requests go through host memory.
+fn all_falls_back(context: &mut Context<'_>, setup: &Setup, buffer: &Buffer) -> Result<()> {
+    let request = setup.request(buffer, 0, MIB);
+    // First the registration ends, then there is none to be had.
+    for reason in [Reason::ProviderGone, Reason::NoExport, Reason::NoExport] {
+        buffer.poison(context, 0)?;
+        let (done, _) = setup.read(context, request)?;
+        all_compat(&done, MIB, reason)?;
+        setup.expect(context, buffer, 0, MIB)?;
+    }
+    let content = pattern::bytes(303, 0, MIB as usize);
+    buffer.write(context, 0, 0, &content)?;
+    let write = Transfer {
+        write: true,
+        ..request
+    };
+    let (done, _) = setup.write(context, write)?;
+    all_compat(&done, MIB, Reason::NoExport)?;
+    let extents = context.session.extents(&setup.plan.path)?;
+    let found = setup.volume.read_extents(context, 0, &extents, MIB)?;
+    ensure!(found == content, "other data on the disk");
+    let stats = setup.client.stats()?;
+    let counted = |reason: Reason| stats.reasons.get(reason.name()).copied();
+    ensure!(
+        (
+            counted(Reason::ProviderGone),
+            counted(Reason::NoExport),
+            stats.failed
+        ) == (Some(1), Some(3), 0),
+        "{stats:?}"
+    );
+    Ok(())
 }
 
 /// The same in the middle of a request: with `allow` the rest goes through host memory,

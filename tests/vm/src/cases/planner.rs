@@ -9,7 +9,7 @@ use crate::cases::cuda::{all_compat, all_direct, during, throttle, Setup, Slow, 
 use crate::client::{self, done, refused, Client};
 use crate::context::Context;
 use crate::filesystem;
-use crate::fleet::{self, Kind};
+use crate::fleet::Kind;
 use crate::lane::Case;
 use crate::transfer::Target;
 use anyhow::{anyhow, ensure, Result};
@@ -218,32 +218,60 @@ fn writes(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
     Ok(())
 }
 
+/// How a file system is mounted for all cases.
+fn usual(fs: FileSystem) -> &'static str {
+    match fs {
+        FileSystem::Ext4 => "noinit_itable",
+        FileSystem::Xfs => "",
+    }
+}
+
+/// Mounts a file system of the machine anew.
+fn mount(context: &Context<'_>, fs: FileSystem, options: &str) -> Result<()> {
+    let target = filesystem::mounted(fs, context)?;
+    let device = context.vm.device(filesystem::nsid(fs))?;
+    context.session.umount(&target)?;
+    context
+        .session
+        .mount(&device, &target, fs.name(), 0, options)?;
+    Ok(())
+}
+
+/// Does something that leaves a file system mounted otherwise, in a session of its own, so
+/// that nothing keeps it busy afterwards.
+fn mounting(
+    context: &mut Context<'_>,
+    fs: FileSystem,
+    act: impl FnOnce(&mut Context<'_>) -> Result<()>,
+) -> Result<()> {
+    let own = context.vm.guest.spawn()?;
+    let session = std::mem::replace(&mut context.session, own);
+    let result = act(context);
+    std::mem::replace(&mut context.session, session).end()?;
+    mount(context, fs, usual(fs))?;
+    result
+}
+
 /// The same program and the same buffer, on the file system mounted anew, otherwise, and
 /// read-only.
 fn remount(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
-    let mut setup = Setup::of(
-        context,
-        Target::File(fs),
-        "allow",
-        FilePlan::dense("planner", 431, MIB),
-    )?;
-    let target = format!("/mnt/{}", fs.name());
-    let device = setup.volume.device.clone();
+    mounting(context, fs, |context| remounted(context, fs))
+}
+
+fn remounted(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
+    let plan = FilePlan::dense("planner", 431, MIB);
+    let mut setup = Setup::of(context, Target::File(fs), "allow", plan)?;
     let buffer = setup.client.buffer(MIB)?;
-    let (usual, other) = match fs {
-        FileSystem::Ext4 => ("noinit_itable", "noinit_itable,data=journal"),
-        FileSystem::Xfs => ("", "wsync"),
+    let other = match fs {
+        FileSystem::Ext4 => "noinit_itable,data=journal",
+        FileSystem::Xfs => "wsync",
     };
-    for options in [usual, other, usual] {
+    for options in [usual(fs), other, usual(fs)] {
         setup.client.drop(setup.file)?;
-        context.session.umount(&target)?;
-        context
-            .session
-            .mount(&device, &target, fs.name(), 0, options)?;
+        mount(context, fs, options)?;
         setup.file = setup.client.file(&setup.plan.path, true)?;
         buffer.poison(context, 0)?;
-        let request = setup.request(&buffer, 0, MIB);
-        let (done, _) = setup.read(context, request)?;
+        let (done, _) = setup.read(context, setup.request(&buffer, 0, MIB))?;
         match options.contains("data=journal") {
             true => all_compat(&done, MIB, Reason::DataJournal)?,
             false => all_direct(&done, MIB)?,
@@ -253,6 +281,7 @@ fn remount(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
     // The open file stays what it is, for reading.
     setup.client.drop(setup.file)?;
     setup.file = setup.client.file(&setup.plan.path, false)?;
+    let target = filesystem::mounted(fs, context)?;
     for mode in ["ro", "rw"] {
         let options = format!("remount,{mode}");
         context.session.run(&["mount", "-o", &options, &target])?;
@@ -317,31 +346,16 @@ fn file_changes(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
     Ok(())
 }
 
-/// Mounts ext4 anew: with delayed allocation a file's journal flag says nothing.
-fn mount_ext4(context: &Context<'_>, options: &str) -> Result<()> {
-    let target = filesystem::mounted(FileSystem::Ext4, context)?;
-    let device = context.vm.device(fleet::EXT4)?;
-    context.session.umount(&target)?;
-    context
-        .session
-        .mount(&device, &target, "ext4", 0, options)?;
-    Ok(())
-}
-
-/// Does something with ext4 without delayed allocation.
+/// Does something with ext4 without delayed allocation: with it a file's journal flag says
+/// nothing.
 fn without_delay(
     context: &mut Context<'_>,
     act: impl FnOnce(&mut Context<'_>) -> Result<()>,
 ) -> Result<()> {
-    mount_ext4(context, "noinit_itable,nodelalloc")?;
-    let session = context.session.clone();
-    // A session of its own, so that nothing keeps the file system busy afterwards.
-    context.session = context.vm.guest.spawn()?;
-    let result = act(context);
-    let own = std::mem::replace(&mut context.session, session);
-    own.end()?;
-    mount_ext4(context, "noinit_itable")?;
-    result
+    mounting(context, FileSystem::Ext4, |context| {
+        mount(context, FileSystem::Ext4, "noinit_itable,nodelalloc")?;
+        act(context)
+    })
 }
 
 /// `chattr` of a file that the program has open.

@@ -42,7 +42,8 @@ impl CudaGpu {
     ///
     /// # Errors
     ///
-    /// [`Reason::NoCuda`](crate::Reason::NoCuda) or [`Reason::CudaError`](crate::Reason::CudaError).
+    /// [`Reason::NoCuda`](crate::Reason::NoCuda) or
+    /// [`Reason::CudaError`](crate::Reason::CudaError).
     pub fn open(number: u32) -> Result<Self, Error> {
         let name = format!("CUDA device {number}");
         driver().map_err(|reason| Error::new(Operation::Open, &name).with_reason(reason))?;
