@@ -206,7 +206,15 @@ def main():
             link = os.path.join(names, name)
             if not os.path.islink(link):
                 os.symlink(os.path.abspath(options.library), link)
-        look = "import torch;print([l.split()[-1] for l in open('/proc/self/maps') if 'libcufile.so' in l][0])"
+        look = (
+            "import ctypes, torch\n"
+            "maps = {l.split()[-1] for l in open('/proc/self/maps') if 'libcufile.so' in l}\n"
+            "class Info(ctypes.Structure):\n"
+            "    _fields_ = [('file', ctypes.c_char_p), ('base', ctypes.c_void_p), ('name', ctypes.c_char_p), ('at', ctypes.c_void_p)]\n"
+            "info, program = Info(), ctypes.CDLL(None)\n"
+            "found = program.dladdr(program.cuFileRead, ctypes.byref(info))\n"
+            "print('calls', info.file.decode() if found else 'none', 'of', sorted(maps))\n"
+        )
         for name, value in (("LD_LIBRARY_PATH", names), ("LD_PRELOAD", os.path.abspath(options.library))):
             answer = subprocess.run(
                 [sys.executable, "-c", look], env={**os.environ, name: value}, capture_output=True, text=True

@@ -55,7 +55,8 @@ pub struct Config {
     /// How long a request waits for a staging buffer before it fails with
     /// [`Reason::PoolExhausted`]; at most a day.
     pub staging_wait: Duration,
-    /// Most threads that work on one request, the caller's included.
+    /// Most threads that work on one request, the caller's included. Requests through host
+    /// memory that are under way at the same time share them.
     pub threads: usize,
     /// A request through host memory that is shorter stays in the caller's thread.
     pub split_bytes: u64,

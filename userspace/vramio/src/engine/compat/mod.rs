@@ -17,7 +17,7 @@ mod ring;
 mod run;
 mod write;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -44,6 +44,29 @@ pub(crate) struct Compat {
     split: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
+    /// Requests that are under way.
+    under_way: AtomicUsize,
+}
+
+/// A request that is under way.
+struct UnderWay<'a> {
+    count: &'a AtomicUsize,
+    /// How many others were when it began.
+    others: usize,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        // It only counts; nothing else is seen by it.
+        let others = count.fetch_add(1, Relaxed);
+        UnderWay { count, others }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Compat {
@@ -57,6 +80,7 @@ impl Compat {
             threads: config.threads,
             split: config.split_bytes,
             slot: (config.slab_bytes / SLOTS) as u64,
+            under_way: AtomicUsize::new(0),
         }
     }
 
@@ -131,15 +155,18 @@ impl Compat {
         Ok(if ring { How::OneAtDrive } else { How::Free })
     }
 
-    /// How many threads, and how long their pieces are.
-    fn division(&self, len: u64) -> (usize, u64) {
-        if len < self.split || self.threads == 1 {
+    /// How many threads, and how long their pieces are. Requests that are under way at the
+    /// same time share the threads: a program that has threads of its own gains nothing by
+    /// more, and the ones would wait for the others.
+    fn division(&self, len: u64, others: usize) -> (usize, u64) {
+        let threads = self.threads / others.saturating_add(1);
+        if len < self.split || threads <= 1 {
             return (1, self.slot);
         }
-        let fair = (len / self.threads as u64).max(1).next_power_of_two();
+        let fair = (len / threads as u64).max(1).next_power_of_two();
         let piece = fair.clamp(LEAST_PIECE.min(self.slot), self.slot);
         let pieces = usize::try_from(len.div_ceil(piece)).unwrap_or(usize::MAX);
-        (self.threads.min(pieces), piece)
+        (threads.min(pieces), piece)
     }
 }
 
@@ -162,7 +189,8 @@ impl Engine for Compat {
         if job.memory.mapped().is_some() {
             job.wait_for_stream()?;
         }
-        let (mut threads, piece) = self.division(job.request.len);
+        let under_way = UnderWay::begin(&self.under_way);
+        let (mut threads, piece) = self.division(job.request.len, under_way.others);
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
             && job.target.filesystem.in_memory;
@@ -222,10 +250,30 @@ mod tests {
             ..Config::default()
         };
         let compat = Compat::new(&config);
-        assert_eq!(compat.division(0), (1, 2 << 20));
-        assert_eq!(compat.division((2 << 20) - 1), (1, 2 << 20));
-        assert_eq!(compat.division(2 << 20), (8, 256 << 10));
-        assert_eq!(compat.division(6 << 20), (6, 1 << 20));
-        assert_eq!(compat.division(1 << 40), (8, 2 << 20));
+        assert_eq!(compat.division(0, 0), (1, 2 << 20));
+        assert_eq!(compat.division((2 << 20) - 1, 0), (1, 2 << 20));
+        assert_eq!(compat.division(2 << 20, 0), (8, 256 << 10));
+        assert_eq!(compat.division(6 << 20, 0), (6, 1 << 20));
+        assert_eq!(compat.division(1 << 40, 0), (8, 2 << 20));
+    }
+
+    #[test]
+    fn requests_at_the_same_time_share_the_threads() {
+        let config = Config {
+            threads: 8,
+            ..Config::default()
+        };
+        let compat = Compat::new(&config);
+        assert_eq!(compat.division(4 << 20, 1), (4, 1 << 20));
+        assert_eq!(compat.division(4 << 20, 3), (2, 2 << 20));
+        assert_eq!(compat.division(4 << 20, 4), (1, 2 << 20));
+        assert_eq!(compat.division(1 << 40, usize::MAX), (1, 2 << 20));
+        let first = UnderWay::begin(&compat.under_way);
+        let second = UnderWay::begin(&compat.under_way);
+        assert_eq!((first.others, second.others), (0, 1));
+        drop(first);
+        assert_eq!(UnderWay::begin(&compat.under_way).others, 1);
+        drop(second);
+        assert_eq!(compat.under_way.load(Relaxed), 0);
     }
 }
