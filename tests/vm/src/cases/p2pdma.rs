@@ -46,7 +46,8 @@ pub fn cases() -> Vec<Case> {
         cmb("cmb/edges".into(), Kind::Cmb, edges),
         cmb("cmb/holes".into(), Kind::Cmb, holes),
         cmb("cmb/fallbacks".into(), Kind::Cmb, fallbacks),
-        cmb("cmb/journal".into(), Kind::Cmb, journal),
+        cmb("cmb/data-journal".into(), Kind::Cmb, data_journal),
+        cmb("cmb/journal-attribute".into(), Kind::Cmb, journal_attribute),
         cmb("cmb/no-provider".into(), Kind::Cmb, no_provider),
         cmb("cmb/unreachable".into(), Kind::CmbApart, unreachable),
         // Ends with a drive that was unbound.
@@ -518,19 +519,53 @@ fn fallbacks(context: &mut Context<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A file's data goes to the journal from one request to the next, and back: then the
-/// kernel takes `O_DIRECT`, and copies.
-fn journal(context: &mut Context<'_>) -> Result<()> {
-    let session = context.session.clone();
+/// Where a file system with journalled data is mounted.
+const JOURNAL: &str = "/mnt/p2pdma-journal";
+
+/// Makes ext4 on the raw disk, mounts it like this, and puts a file there.
+fn journalled(context: &Context<'_>, options: &str) -> Result<FilePlan> {
+    let session = &context.session;
     let device = context.vm.device(fleet::RAW)?;
-    let dir = "/mnt/p2pdma-journal";
     session.run(&["modprobe", "ext4"])?;
     session.run(&["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1", &device])?;
-    // With delayed allocation the attribute has no effect.
-    session.mount(&device, dir, "ext4", 0, "nodelalloc")?;
-    let plan = FilePlan::dense(&format!("{dir}/file"), 86, MIB / 4);
+    let options = format!("{options},noinit_itable");
+    session.mount(&device, JOURNAL, "ext4", 0, &options)?;
+    let plan = FilePlan::dense(&format!("{JOURNAL}/file"), 86, MIB / 4);
     session.make(&plan)?;
     session.drop_caches()?;
+    Ok(plan)
+}
+
+/// A request went through the page cache because of the journal.
+fn journal_refused(moved: &Moved, bytes: u64) -> Result<()> {
+    ensure!(
+        moved.reason == "dio-align-zero"
+            && moved.paths == counts(&[("compat-cache", bytes)])
+            && moved.probe == Some(("none".to_owned(), "dio-align-zero".to_owned())),
+        "{moved:?}"
+    );
+    Ok(())
+}
+
+/// With journalled data the kernel takes `O_DIRECT`, and copies.
+fn data_journal(context: &mut Context<'_>) -> Result<()> {
+    let plan = journalled(context, "data=journal")?;
+    let ask = Ask::new(context, NVME, "allow")?.request(read(&plan.path, plan.size));
+    let mark = context.vm.mark()?;
+    let report = ask.run(context)?;
+    journal_refused(&report.moves[0], plan.size)?;
+    let extents = context.session.extents(&plan.path)?;
+    let place = Place::of_file(fleet::RAW, &extents);
+    let moved = flow(context, mark, &place, &ask.bar)?;
+    ensure!(moved.into_bar == 0, "{moved:?}");
+    Ok(context.session.umount(JOURNAL)?)
+}
+
+/// A file's data goes to the journal from one request to the next, and back.
+fn journal_attribute(context: &mut Context<'_>) -> Result<()> {
+    // With delayed allocation the attribute has no effect.
+    let plan = journalled(context, "nodelalloc")?;
+    let session = context.session.clone();
     let mut ask = Ask::new(context, NVME, "allow")?;
     for change in [None, Some("+j"), Some("-j")] {
         if let Some(change) = change {
@@ -547,20 +582,13 @@ fn journal(context: &mut Context<'_>) -> Result<()> {
         "{moved:?}, but {report:?}"
     );
     direct(&report.moves[0], plan.size)?;
-    let moved = &report.moves[1];
-    ensure!(
-        moved.reason == "dio-align-zero"
-            && moved.paths == counts(&[("compat-cache", plan.size)])
-            && moved.probe == Some(("none".to_owned(), "dio-align-zero".to_owned())),
-        "{moved:?}"
-    );
+    journal_refused(&report.moves[1], plan.size)?;
     direct(&report.moves[2], plan.size)?;
     ensure!(
         report.reasons.get("dio-align-zero") == Some(&1),
         "{report:?}"
     );
-    session.umount(dir)?;
-    Ok(())
+    Ok(session.umount(JOURNAL)?)
 }
 
 /// A function without such memory is named, with the reason.
