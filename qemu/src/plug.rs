@@ -33,7 +33,7 @@ impl Plug {
     }
 
     /// A controller with this serial number, with its disk if that is
-    /// [`Disk::alone`](crate::topology::Disk::alone).
+    /// [`Disk::alone`](crate::topology::Disk::alone()).
     pub fn controller(config: &Config, serial: &str, id: String, port: usize) -> Self {
         let mut properties = config.topology.place(port);
         properties.push(("serial", serial.to_owned()));
@@ -52,7 +52,7 @@ impl Plug {
         }
     }
 
-    /// A disk that is [`Disk::alone`](crate::topology::Disk::alone), with its controller.
+    /// A disk that is [`Disk::alone`](crate::topology::Disk::alone()), with its controller.
     ///
     /// # Errors
     ///
