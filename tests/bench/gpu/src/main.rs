@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{ensure, Context as _, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
 use vramio::{Config, Context, File, GpuBuffer, Policy};
 
@@ -39,12 +39,30 @@ struct Args {
     /// Try staging buffers and threads of other sizes, too.
     #[arg(long)]
     sweep: bool,
+    /// Measure only these parts.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    parts: Vec<Part>,
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// A cached file in one call.
+    Cached,
+    /// Cached, call by call.
+    Calls,
+    /// From which length on more threads pay.
+    Split,
+    /// A cold file, in one call and call by call; half of it cached.
+    Cold,
+    /// Writes.
+    Writes,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     let bench = Bench::new(&args)?;
-    let result = bench.run(args.sweep);
+    let result = bench.run(&args);
     let _ = std::fs::remove_file(&args.file);
     let _ = std::fs::remove_file(bench.other());
     result
@@ -180,16 +198,31 @@ impl Bench {
         Ok(())
     }
 
-    fn run(&self, sweep: bool) -> Result<()> {
+    fn run(&self, args: &Args) -> Result<()> {
         println!("file {} MiB, best of {}", self.size / MIB, self.rounds);
+        let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
         let ours = self.ours(|_| ())?;
-        let cached = self.cached(&ours, sweep)?;
-        self.cached_calls(&ours)?;
-        self.split()?;
-        let disk = self.cold(&ours)?;
-        self.cold_calls(&ours)?;
-        self.half(&ours, cached, disk)?;
-        self.writes(&ours)?;
+        let cached = if wanted(Part::Cached) {
+            Some(self.cached(&ours, args.sweep)?)
+        } else {
+            None
+        };
+        if wanted(Part::Calls) {
+            self.cached_calls(&ours)?;
+        }
+        if wanted(Part::Split) {
+            self.split()?;
+        }
+        if wanted(Part::Cold) {
+            let disk = self.cold(&ours)?;
+            self.cold_calls(&ours)?;
+            if let Some(cached) = cached {
+                self.half(&ours, cached, disk)?;
+            }
+        }
+        if wanted(Part::Writes) {
+            self.writes(&ours)?;
+        }
         println!("\n{:?}", ours.context.stats().reasons);
         Ok(())
     }
@@ -310,20 +343,26 @@ impl Bench {
     /// A cold file in one call. Gives the drive's rate.
     fn cold(&self, ours: &Ours) -> Result<f64> {
         println!("\n== cold");
-        let alone = self.ours(|config| config.threads = 1)?;
-        let [disk, deep, one, found] = best(
+        let threads = |threads| self.ours(move |config| config.threads = threads);
+        let (one, two, four) = (threads(1)?, threads(2)?, threads(4)?);
+        let whole = |ours: &Ours| ours.read(0, 0, self.size).map(drop);
+        let [disk, deep, one, two, four, found] = best(
             self.rounds,
             || self.evict(0, 0),
             [
                 &mut || baseline::direct(&self.direct, self.size, false),
                 &mut || baseline::direct_deep(self.ctx, &self.direct, self.size, 8),
-                &mut || alone.read(0, 0, self.size).map(drop),
-                &mut || ours.read(0, 0, self.size).map(drop),
+                &mut || whole(&one),
+                &mut || whole(&two),
+                &mut || whole(&four),
+                &mut || whole(ours),
             ],
         )?;
         let disk = disk.rate("O_DIRECT by hand, 16 MiB, host memory", self.size);
         let deep = deep.rate("O_DIRECT by hand, 8 x 1 MiB, host memory", self.size);
-        one.rate("vramio, one thread, one call", self.size);
+        for (found, name) in [(one, "one thread"), (two, "2 threads"), (four, "4 threads")] {
+            found.rate(&format!("vramio, {name}, one call"), self.size);
+        }
         let found = found.rate("vramio, one call", self.size);
         let disk = disk.max(deep);
         ratio("to O_DIRECT", found / disk, "0.97");
@@ -382,16 +421,22 @@ impl Bench {
 
     fn writes(&self, ours: &Ours) -> Result<()> {
         println!("\n== writes");
-        let writable = File::from_fd(&ours.context, &self.plain)?;
-        let [hand, found] = best(
+        let alone = self.ours(|config| config.threads = 1)?;
+        let whole = |ours: &Ours| {
+            let file = File::from_fd(&ours.context, &self.plain)?;
+            ours.write(&file, self.size)
+        };
+        let [hand, one, found] = best(
             self.rounds,
             || self.evict(0, 0),
             [
                 &mut || baseline::direct(&self.direct, self.size, true),
-                &mut || ours.write(&writable, self.size),
+                &mut || whole(&alone),
+                &mut || whole(ours),
             ],
         )?;
         let hand = hand.rate("O_DIRECT by hand, 16 MiB, host memory", self.size);
+        one.rate("vramio, one thread, one call", self.size);
         let found = found.rate("vramio, one call", self.size);
         ratio("to O_DIRECT", found / hand, "0.95");
         self.verify()?;
@@ -400,15 +445,22 @@ impl Bench {
         let new = |flags| {
             OpenOptions::new()
                 .write(true)
-                .create(true)
-                .truncate(true)
+                .create_new(true)
                 .custom_flags(flags)
                 .open(self.other())
                 .context("make a file")
         };
+        // Not what it costs to get rid of the last one.
+        let gone = || {
+            let removed = std::fs::remove_file(self.other());
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+                _ => Ok(()),
+            }
+        };
         let [hand, found] = best(
             self.rounds,
-            nothing,
+            gone,
             [
                 &mut || baseline::direct(&new(libc::O_DIRECT)?, self.size, true),
                 &mut || {

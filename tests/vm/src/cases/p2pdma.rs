@@ -36,7 +36,7 @@ pub fn cases() -> Vec<Case> {
         case.on(On::Stock).stock()
     };
     let mut cases = vec![
-        cmb("cmb/raw".into(), Kind::Cmb, |context| raw(context)),
+        cmb("cmb/raw".into(), Kind::Cmb, raw),
         cmb("cmb/ext4".into(), Kind::Cmb, |context| {
             there_and_back(context, NVME, FileSystem::Ext4)
         }),

@@ -25,7 +25,7 @@ impl Crew {
     }
 
     /// Waits until all who have entered have left. The owner sees to it that nobody
-    /// enters any more.
+    /// enters any more, or that who does finds nothing to do.
     pub(crate) fn wait(&self) {
         let mut members = self.members.lock();
         while *members > 0 {

@@ -49,6 +49,8 @@ pub enum How {
     Short(usize),
     /// It is never answered.
     Lost,
+    /// It comes late, in a thread of the crate's.
+    Late,
     /// The file with this descriptor is cut to a length before it.
     Cut(c_int, i64),
 }
@@ -118,11 +120,16 @@ fn enter(call: Call) -> Option<How> {
     if last {
         HITS.fetch_add(1, SeqCst);
     }
-    if let How::Cut(fd, len) = rule.how {
+    let how = rule.how;
+    drop(rules);
+    if let How::Cut(fd, len) = how {
         // SAFETY: The call takes no memory.
         unsafe { libc::ftruncate(fd, len) };
     }
-    Some(rule.how)
+    if how == How::Late && std::thread::current().name() == Some("vramio-io") {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    Some(how)
 }
 
 /// The C library's function with this name.
@@ -403,7 +410,7 @@ pub unsafe extern "C" fn syscall(
                 MOST.fetch_max(ring().open() + 1, SeqCst);
             }
             match how {
-                None | Some(How::Cut(..)) => call(),
+                None | Some(How::Cut(..) | How::Late) => call(),
                 Some(How::Short(most)) => {
                     ring().shorten(most);
                     call()

@@ -32,7 +32,7 @@ use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
 use crate::stats::Counters;
 use pool::{NoSlab, Pool};
-use run::Run;
+use run::{How, Run};
 
 /// Pieces of a request that many threads work on are at least this long, bytes.
 const LEAST_PIECE: u64 = 256 << 10;
@@ -143,6 +143,23 @@ impl Compat {
         }
     }
 
+    /// How the pieces of a request go.
+    fn how(&self, job: &Job, lease: Option<&mut pool::Lease>) -> Result<How, Error> {
+        if job.request.direction == Direction::Write {
+            // Beyond the end of the file pieces are written in order, so that a failure
+            // leaves no gap behind what is reported.
+            let size = job.target.size().map_err(|errno| error(job, errno))?;
+            if job.request.file_offset + job.request.len > size {
+                return Ok(How::InOrder);
+            }
+        }
+        let direct = job.target.direct().is_some();
+        let ring = lease
+            .and_then(pool::Lease::slab)
+            .is_some_and(|slab| direct && slab.ring().is_ok());
+        Ok(if ring { How::OneAtDrive } else { How::Free })
+    }
+
     /// How many threads, and how long their pieces are. Requests that are under way at the
     /// same time share the threads: a program that has threads of its own gains nothing by
     /// more, and the ones would wait for the others.
@@ -179,26 +196,26 @@ impl Engine for Compat {
         }
         let under_way = UnderWay::begin(&self.under_way);
         let (mut threads, piece) = self.division(job.request.len, under_way.others);
-        let mut ordered = false;
-        if job.request.direction == Direction::Write && job.request.len > piece {
-            // Beyond the end of the file pieces are written in order, so that a failure
-            // leaves no gap behind what is reported.
-            let size = job.target.size().map_err(|errno| error(job, errno))?;
-            ordered = job.request.file_offset + job.request.len > size;
-        }
-        if ordered {
-            threads = 1;
-        }
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
             && job.target.filesystem.in_memory;
         // The caller's buffer is there before the workers take theirs.
-        let lease = if unstaged {
+        let mut lease = if unstaged {
             None
         } else {
             Some(self.take(job)?)
         };
-        let run = Run::new(job.clone(), self.pool.clone(), piece, ordered);
+        let mut how = How::Free;
+        if job.request.len > piece {
+            how = self.how(job, lease.as_mut())?;
+            // A drive that has several requests of one thread is not faster with more.
+            if how == How::InOrder
+                || how == How::OneAtDrive && job.request.direction == Direction::Write
+            {
+                threads = 1;
+            }
+        }
+        let run = Run::new(job.clone(), self.pool.clone(), piece, how);
         if threads == 1 {
             let result = run.alone(lease);
             self.account(job, &run);

@@ -48,10 +48,9 @@ struct Read {
 /// Reads pieces until none is left.
 pub(super) fn pieces(hand: &mut Hand<'_>) {
     let mut at_drive = AtDrive::default();
-    while let Some(piece) = hand.run.claim() {
-        if !whole(hand, &mut at_drive, piece) {
-            break;
-        }
+    while let Some(piece) = hand.piece() {
+        // Where something ends, what lies before it is still to be done.
+        whole(hand, &mut at_drive, piece);
     }
     // What was taken on is done, whatever became of what lies behind it.
     while let Some(read) = at_drive.reads.pop_front() {
@@ -198,8 +197,8 @@ fn buffered(
 }
 
 /// By direct I/O: whole blocks into a slot, of which what was asked for is copied. Where
-/// the read goes to the drive without being waited for, the count is what it will give:
-/// [`arrived`] sees to it.
+/// that is left to another thread, or the read goes to the drive without being waited for, the
+/// count is what it will give: that thread, or [`arrived`], sees to it.
 fn unbuffered(
     hand: &mut Hand<'_>,
     at_drive: &mut AtDrive,
@@ -208,6 +207,9 @@ fn unbuffered(
     at: u64,
     len: u64,
 ) -> Result<Option<u64>, Errno> {
+    if hand.leaves(at, len) {
+        return Ok(Some(len));
+    }
     // One slot is for what is in the page cache.
     if at_drive.reads.len() == SLOTS - 1 {
         if let Some(read) = at_drive.reads.pop_front() {

@@ -2,6 +2,7 @@
 
 //! One request under way, and the threads that work on it.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,8 @@ pub(super) struct Run {
     crew: Crew,
     /// One part after the other, in the order of the file.
     pub(super) ordered: bool,
+    /// The caller's thread alone reads by direct I/O; the others leave that to it.
+    one_at_drive: bool,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
     /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
@@ -45,6 +48,8 @@ struct State {
     moved: Moves,
     /// The failure at the lowest position.
     failure: Option<(u64, Error)>,
+    /// What workers have left to the caller's thread.
+    left: VecDeque<Piece>,
 }
 
 /// Bytes that took one path.
@@ -90,8 +95,19 @@ pub(super) struct Piece {
     pub(super) len: u64,
 }
 
+/// How the parts of a request go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// Each as it comes.
+    Free,
+    /// One after the other, in the order of the file.
+    InOrder,
+    /// As it comes; the caller's thread alone reads by direct I/O.
+    OneAtDrive,
+}
+
 impl Run {
-    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, ordered: bool) -> Self {
+    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, how: How) -> Self {
         let end = AtomicU64::new(job.request.len);
         Run {
             job,
@@ -101,7 +117,8 @@ impl Run {
             end,
             state: Mutex::new(State::default()),
             crew: Crew::default(),
-            ordered,
+            ordered: how == How::InOrder,
+            one_at_drive: how == How::OneAtDrive,
             no_ring: AtomicBool::new(false),
             no_second_fd: AtomicBool::new(false),
         }
@@ -128,12 +145,16 @@ impl Run {
         self.participate(lease, Role::Caller);
         Workers::of_process().withdraw(&task);
         self.crew.wait();
+        // The caller's thread has done what was left to it, unless it could not begin.
+        while let Some(piece) = self.left() {
+            self.fail_too(piece.at, Errno::EIO);
+        }
         self.result()
     }
 
     /// Takes pieces until none is left.
     fn participate(&self, lease: Option<Lease>, role: Role) {
-        let mut hand = match Hand::new(self, lease) {
+        let mut hand = match Hand::new(self, lease, role) {
             Ok(hand) => hand,
             Err(fault) => {
                 // Without a worker the others do it. What they have taken may still come
@@ -175,6 +196,24 @@ impl Run {
         }
     }
 
+    /// Leaves a part to the caller's thread.
+    fn leave(&self, piece: Piece) {
+        self.lock().left.push_back(piece);
+    }
+
+    /// A part that was left to the caller's thread.
+    fn left(&self) -> Option<Piece> {
+        loop {
+            let piece = self.lock().left.pop_front()?;
+            if self.job.is_cancelled() {
+                self.end_at(piece.at);
+            }
+            if piece.at < self.end.load(Ordering::Relaxed) {
+                return Some(piece);
+            }
+        }
+    }
+
     /// Nothing from here on is of the result: the file has ended.
     pub(super) fn end_at(&self, at: u64) {
         self.end.fetch_min(at, Ordering::Relaxed);
@@ -187,6 +226,13 @@ impl Run {
         if state.failure.as_ref().is_none_or(|(first, _)| at < *first) {
             state.failure = Some((at, error));
         }
+    }
+
+    /// As [`fail`](Self::fail), for the reason that something failed before; `errno`, if
+    /// nothing did.
+    fn fail_too(&self, at: u64, errno: Errno) {
+        let known = self.lock().failure.as_ref().map(|(_, error)| error.clone());
+        self.fail(at, known.unwrap_or_else(|| error(&self.job, errno)));
     }
 
     pub(super) fn fault(&self, fault: Fault) -> Error {
@@ -257,6 +303,7 @@ enum Role {
 /// One thread at work, with its staging buffer.
 pub(super) struct Hand<'r> {
     pub(super) run: &'r Run,
+    role: Role,
     lease: Option<Lease>,
     moved: Moves,
     /// The position that each slot's copy is for, until the copy is known to be done.
@@ -274,7 +321,7 @@ pub(super) struct Hand<'r> {
 }
 
 impl<'r> Hand<'r> {
-    fn new(run: &'r Run, mut lease: Option<Lease>) -> Result<Self, Fault> {
+    fn new(run: &'r Run, mut lease: Option<Lease>, role: Role) -> Result<Self, Fault> {
         let mut entered = None;
         if let Kind::Cuda(memory) = &run.job.memory.kind {
             entered = Some(memory.ctx().enter()?);
@@ -289,6 +336,7 @@ impl<'r> Hand<'r> {
         }
         Ok(Hand {
             run,
+            role,
             lease,
             moved: Moves::default(),
             open: [None; SLOTS],
@@ -298,6 +346,29 @@ impl<'r> Hand<'r> {
             small: run.job.request.len <= run.piece,
             _entered: entered,
         })
+    }
+
+    /// The next piece.
+    pub(super) fn piece(&self) -> Option<Piece> {
+        let run = self.run;
+        if !(run.one_at_drive && self.role == Role::Caller) {
+            return run.claim();
+        }
+        run.left().or_else(|| run.claim()).or_else(|| {
+            // Who comes after this finds nothing to take, and so nothing to leave.
+            run.crew.wait();
+            run.left()
+        })
+    }
+
+    /// Whether a part that needs the drive was left to the caller's thread: then that
+    /// does it.
+    pub(super) fn leaves(&self, at: u64, len: u64) -> bool {
+        let leaves = self.run.one_at_drive && self.role == Role::Worker;
+        if leaves {
+            self.run.leave(Piece { at, len });
+        }
+        leaves
     }
 
     /// An empty slot, which is held for the position `at`. `None`: a copy failed, or
@@ -313,7 +384,7 @@ impl<'r> Hand<'r> {
             return None;
         }
         let Some(slab) = self.lease.as_mut().and_then(Lease::slab) else {
-            self.run.fail(at, error(&self.run.job, Errno::ENOMEM));
+            self.run.fail_too(at, Errno::ENOMEM);
             return None;
         };
         let len = slab.len() / SLOTS;

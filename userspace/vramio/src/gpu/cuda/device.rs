@@ -42,7 +42,8 @@ impl CudaGpu {
     ///
     /// # Errors
     ///
-    /// [`Reason::NoCuda`] or [`Reason::CudaError`].
+    /// [`Reason::NoCuda`](crate::Reason::NoCuda) or
+    /// [`Reason::CudaError`](crate::Reason::CudaError).
     pub fn open(number: u32) -> Result<Self, Error> {
         let name = format!("CUDA device {number}");
         driver().map_err(|reason| Error::new(Operation::Open, &name).with_reason(reason))?;
@@ -72,7 +73,7 @@ impl CudaGpu {
     ///
     /// # Errors
     ///
-    /// [`Reason::CudaError`], with the driver's answer.
+    /// [`Reason::CudaError`](crate::Reason::CudaError), with the driver's answer.
     pub fn alloc(&self, size: u64) -> Result<CudaAlloc, Error> {
         let fault = |fault: Fault| {
             fault
@@ -92,7 +93,7 @@ impl CudaGpu {
     ///
     /// # Errors
     ///
-    /// [`Reason::CudaError`], with the driver's answer.
+    /// [`Reason::CudaError`](crate::Reason::CudaError), with the driver's answer.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.ctx
             .enter()
