@@ -52,13 +52,21 @@ fn in_a_child(work: impl FnOnce() + UnwindSafe) {
     }
 }
 
-/// How many threads of this process are the crate's.
+/// How many threads of this process are the crate's. They stay, so this is how many there
+/// ever were. One that they make for the mock has their name until it runs.
 fn workers() -> usize {
-    std::fs::read_dir("/proc/self/task")
-        .expect("procfs")
-        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.trim() == "vramio-io")
-        .count()
+    let count = || {
+        std::fs::read_dir("/proc/self/task")
+            .expect("procfs")
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .filter(|name| name.trim() == "vramio-io")
+            .count()
+    };
+    let counts = (0..20).map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        count()
+    });
+    counts.min().unwrap_or(0)
 }
 
 /// A small request stays in its caller's thread; many large ones, of many threads, have no
@@ -90,7 +98,6 @@ fn there_are_as_many_workers_as_pay() {
                 scope.spawn(|| {
                     let outcome = file.read_at(&vram.buffer, 0, 0, SIZE).expect("it reads");
                     assert_eq!(outcome.bytes, SIZE);
-                    assert!(workers() <= cores);
                 });
             }
         });

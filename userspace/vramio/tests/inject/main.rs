@@ -358,7 +358,10 @@ fn errors_of_reads_are_told_where_they_come() {
                     direct,
                 };
                 let found = trial.read(place).expect("it is met");
-                assert!(found.bytes < SIZE, "{}", trial.name());
+                // Behind what came from the page cache an error is met again, or is over.
+                if times > 1 || place == Where::Cold {
+                    assert!(found.bytes < SIZE, "{}", trial.name());
+                }
                 if threads == 1 && skip > 0 {
                     assert!(found.bytes > 0, "{}", trial.name());
                 }
