@@ -43,7 +43,11 @@ pub fn cases() -> Vec<Case> {
         let mut add = |what: &str, run: fn(&mut Context<'_>, Way) -> Result<()>| {
             let name = format!("async/{}/{what}", way.name());
             let case = Case::new(name, Kind::Default, move |context| run(context, way));
-            cases.push(case);
+            // Seconds each, and the ends of a ring hardly differ from those of a plain one.
+            cases.push(match way {
+                Way::SubmissionThread | Way::DeferTaskrun => case.slow("soak"),
+                _ => case,
+            });
         };
         add("close-in-flight", close);
         add("kill-in-flight", kill);
