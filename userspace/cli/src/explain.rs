@@ -13,9 +13,10 @@ use serde_json::Value;
 use vramio::topology::{Controller, Layer, Passes, Topology, Way, What};
 use vramio::{FileSystem, PciAddress, Reason};
 
-use crate::args::{CheckArgs, ExplainArgs};
+use crate::args::ExplainArgs;
 use crate::check::{self, file, Answer, Usable};
 use crate::failure::Failure;
+use crate::machine;
 use crate::output;
 
 /// Runs the command.
@@ -53,25 +54,8 @@ struct Step {
 }
 
 fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
-    let answer = file::ask(
-        &args.file,
-        &CheckArgs {
-            file: None,
-            mounts: false,
-            topology: false,
-            gpu: args.gpu,
-            write: args.write,
-            json: args.json,
-        },
-    )?;
-    let topology = Topology::of_this_machine().map_err(|error| {
-        Failure::plain(
-            "explain",
-            "the PCI tree",
-            error.to_string(),
-            "mount sysfs at /sys",
-        )
-    })?;
+    let answer = file::ask(&args.file, args.gpu, args.write)?;
+    let topology = machine::topology("explain")?;
     let gpu = answer.gpu().and_then(crate::gpu::Gpu::address);
     Ok(Explanation {
         chain: chain(&args.file, &topology, gpu)?,
@@ -105,9 +89,8 @@ fn filesystem(
     topology: &Topology,
     gpu: Option<PciAddress>,
 ) -> Result<Step, Failure> {
-    let statfs = nix::sys::statfs::statfs(path)
-        .map_err(|errno| Failure::io("explain", path, &errno.into()))?;
-    let filesystem = FileSystem::of_magic(statfs.filesystem_type().0 as u32);
+    let filesystem =
+        FileSystem::of_path(path).map_err(|errno| Failure::io("explain", path, &errno.into()))?;
     let layer = device(metadata.dev());
     let passes = match (filesystem.reason, &layer) {
         (Reason::None, Some(_)) => Passes::Yes,
@@ -219,11 +202,10 @@ impl Step {
         if !route.untold.is_empty() {
             name += &format!(", ACS can't be read at {}", list(&route.untold));
         }
-        let passes = match route.way {
-            Way::Blocked if !route.redirected_by.is_empty() => Passes::No(Reason::AcsRedirect),
-            Way::Blocked => Passes::No(Reason::HostBridge),
-            _ if !route.untold.is_empty() => Passes::Perhaps,
-            _ => Passes::Yes,
+        let passes = match route.reason() {
+            Reason::None if route.untold.is_empty() => Passes::Yes,
+            Reason::None => Passes::Perhaps,
+            reason => Passes::No(reason),
         };
         Some(Step::new(name, passes))
     }

@@ -3,18 +3,14 @@
 //! The file and the environment.
 
 use std::collections::BTreeMap;
-use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jsonc_parser::ast;
 use jsonc_parser::common::Ranged;
 use jsonc_parser::{parse_to_ast, CollectOptions, ParseOptions};
-use vramio::{FileSystem, Source};
+use vramio::{config_source, FileSystem, Source};
 
 use crate::error::{Error, Problem};
 use crate::key::{Effect, Key, Kind};
@@ -22,9 +18,6 @@ use crate::value::{Value, Wrong};
 
 /// The variable that names the file.
 const VARIABLE: &str = "CUFILE_ENV_PATH_JSON";
-
-/// A larger file is none, bytes.
-const MOST: u64 = 1 << 20;
 
 /// The key of file systems that never go direct.
 const DENIED: &str = "denylist.filesystems";
@@ -117,7 +110,7 @@ impl Cufile {
     ///
     /// The first thing that is wrong.
     pub fn load() -> Result<Self, Error> {
-        Self::load_with(&variables(), Self::PATH.as_ref())
+        Self::load_with(&config_source::variables("CUFILE_"), Self::PATH.as_ref())
     }
 
     fn load_with(variables: &[(OsString, OsString)], usual: &Path) -> Result<Self, Error> {
@@ -139,7 +132,7 @@ impl Cufile {
     ///
     /// What is wrong with it. Nothing has changed then.
     pub fn read_file(&mut self, path: &Path) -> Result<(), Error> {
-        let text = read(path).map_err(|error| Error {
+        let text = config_source::read(path).map_err(|error| Error {
             place: Source::File {
                 path: path.to_owned(),
                 line: 0,
@@ -459,32 +452,6 @@ fn hint(name: &str) -> String {
         Some(place) => format!("{place}, perhaps"),
         None => "a key of NVIDIA's configuration guide".to_owned(),
     }
-}
-
-/// The variables that count.
-fn variables() -> Vec<(OsString, OsString)> {
-    // SAFETY: The call takes a number, and looks a value up.
-    let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    if secure {
-        return Vec::new();
-    }
-    let ours = |name: &OsStr| name.as_encoded_bytes().starts_with(b"CUFILE_");
-    env::vars_os().filter(|(name, _)| ours(name)).collect()
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    // A pipe that nobody writes to does not hold the program up.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() || meta.len() > MOST {
-        return Err(io::Error::other("it is no regular file of at most 1 MiB"));
-    }
-    let mut text = String::new();
-    file.take(MOST).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 /// The file, for places in it.

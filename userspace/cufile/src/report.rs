@@ -5,13 +5,13 @@
 //! while there is something to say, and at the end. It names the file with the process's
 //! counters, which outlives a process that is killed.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vramio::{Path, Snapshot};
+use vramio::stats::Totals;
+use vramio::Snapshot;
 
 /// How old what is written may become.
 const STALE: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 struct State {
     /// Of openings that were closed.
-    before: Totals,
+    before: Content,
     /// Requests under way, and since when there is one.
     active: usize,
     since: Option<Instant>,
@@ -39,42 +39,18 @@ struct State {
 
 /// The file.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Totals {
+struct Content {
     pid: u32,
     program: String,
     /// The process came to its end, and this is all.
     ended: bool,
     openings: u64,
-    requests: [u64; 2],
-    failed: [u64; 2],
-    bytes: [u64; 2],
-    zeroed: u64,
-    paths: BTreeMap<String, u64>,
-    reasons: BTreeMap<String, u64>,
+    #[serde(flatten)]
+    totals: Totals,
     /// How long at least one request was under way.
     seconds: f64,
     /// The file with the process's counters, which are right at any moment.
     counters: Option<String>,
-}
-
-impl Totals {
-    fn add(&mut self, snapshot: &Snapshot) {
-        for way in 0..2 {
-            self.requests[way] += snapshot.requests[way];
-            self.failed[way] += snapshot.failed[way];
-            self.bytes[way] += snapshot.bytes[way];
-        }
-        self.zeroed += snapshot.zeroed;
-        for path in Path::ALL {
-            let bytes = snapshot.path(path);
-            if bytes > 0 {
-                *self.paths.entry(path.name().to_owned()).or_default() += bytes;
-            }
-        }
-        for (reason, count) in &snapshot.reasons {
-            *self.reasons.entry(reason.to_string()).or_default() += count;
-        }
-    }
 }
 
 /// A request is under way.
@@ -112,7 +88,7 @@ impl Report {
     /// It was closed, and these were its counters.
     pub(crate) fn closed(&self, snapshot: &Snapshot) {
         let mut state = self.lock();
-        state.before.add(snapshot);
+        state.before.totals.add(snapshot);
         self.write(&mut state, None, false);
     }
 
@@ -128,21 +104,21 @@ impl Report {
             return;
         };
         state.written = Some(Instant::now());
-        let mut totals = state.before.clone();
+        let mut content = state.before.clone();
         if let Some(open) = open {
-            totals.add(open);
+            content.totals.add(open);
         }
         let running = state.since.map_or(Duration::ZERO, |since| since.elapsed());
-        totals.seconds = (state.busy + running).as_secs_f64();
-        totals.pid = std::process::id();
-        totals.program = std::fs::read_link("/proc/self/exe")
+        content.seconds = (state.busy + running).as_secs_f64();
+        content.pid = std::process::id();
+        content.program = std::fs::read_link("/proc/self/exe")
             .map_or_else(|_| String::new(), |path| path.display().to_string());
-        totals.ended = ended;
-        totals.counters = vramio::stats::Reader::own().map(|own| own.path().display().to_string());
+        content.ended = ended;
+        content.counters = vramio::stats::Reader::own().map(|own| own.path().display().to_string());
         // Whoever reads it finds it whole, or as it was.
-        let path = directory.join(format!("{}.json", totals.pid));
+        let path = directory.join(format!("{}.json", content.pid));
         let new = path.with_extension("new");
-        let Ok(text) = serde_json::to_vec(&totals) else {
+        let Ok(text) = serde_json::to_vec(&content) else {
             return;
         };
         if std::fs::write(&new, text).is_ok() {

@@ -3,18 +3,18 @@
 //! GPUs and NVMe drives, and what is between them on PCI.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use vramio::topology::{Bar, Topology};
+use vramio::PciAddress;
 
 use crate::cuda::Cuda;
 
 #[derive(Debug, Serialize)]
-struct Topology {
+struct Description {
     gpus: Vec<Function>,
     drives: Vec<Function>,
-    /// How many links are between a GPU and a drive; only those below one root port's
-    /// or one host bridge's tree.
+    /// Of each GPU and each drive.
     distances: Vec<Distance>,
 }
 
@@ -22,91 +22,89 @@ struct Topology {
 struct Function {
     name: String,
     pci: String,
-    numa_node: Option<i32>,
+    numa_node: Option<u32>,
     #[serde(skip)]
-    path: PathBuf,
+    address: PciAddress,
 }
 
-#[derive(Debug, Serialize)]
+/// The way between two, as the kernel decides it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
 struct Distance {
     gpu: String,
     drive: String,
-    links: usize,
+    links: u32,
+    /// `switch`, `host-bridge` or `blocked`.
+    way: String,
 }
 
 /// As JSON; `None` if the kernel shows no PCI devices.
 pub(crate) fn json(cuda: Option<Cuda>) -> Option<String> {
-    let sys = Path::new("/sys/bus/pci/devices");
-    let function = |name: String, pci: String| {
-        let path = fs::canonicalize(sys.join(&pci)).ok()?;
-        let numa_node = fs::read_to_string(path.join("numa_node"))
-            .ok()
-            .and_then(|text| text.trim().parse().ok());
-        Some(Function {
-            name,
-            pci,
-            numa_node,
-            path,
-        })
-    };
-    fs::read_dir(sys).ok()?;
-    let gpus: Vec<Function> = (0..cuda.map_or(0, Cuda::gpus))
-        .filter_map(|gpu| {
-            let pci = cuda?.pci(gpu)?;
-            function(format!("gpu{gpu}"), pci)
-        })
+    let topology = Topology::of_this_machine().ok()?;
+    let gpus = (0..cuda.map_or(0, Cuda::gpus))
+        .filter_map(|gpu| Some((format!("gpu{gpu}"), cuda?.pci(gpu)?)))
         .collect();
-    let mut drives: Vec<Function> = fs::read_dir("/sys/class/nvme")
+    let drives = fs::read_dir("/sys/class/nvme")
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| {
             let pci = fs::read_to_string(entry.path().join("address")).ok()?;
-            let name = entry.file_name().into_string().ok()?;
-            function(name, pci.trim().to_owned())
+            Some((entry.file_name().into_string().ok()?, pci))
         })
         .collect();
-    drives.sort_by(|a, b| a.name.cmp(&b.name));
+    serde_json::to_string_pretty(&describe(&topology, gpus, drives)).ok()
+}
+
+/// Names and addresses, with what the tree says of them. What is not in it is left out, as
+/// drives behind a network are.
+fn describe(
+    topology: &Topology,
+    gpus: Vec<(String, String)>,
+    drives: Vec<(String, String)>,
+) -> Description {
+    let functions = |named: Vec<(String, String)>| {
+        let mut functions: Vec<Function> = named
+            .into_iter()
+            .filter_map(|(name, pci)| {
+                let address = pci.trim().parse().ok()?;
+                Some(Function {
+                    name,
+                    pci: pci.trim().to_owned(),
+                    numa_node: topology.function(address)?.node,
+                    address,
+                })
+            })
+            .collect();
+        functions.sort_by(|a, b| a.name.cmp(&b.name));
+        functions
+    };
+    let (gpus, drives) = (functions(gpus), functions(drives));
     let mut distances = Vec::new();
     for gpu in &gpus {
         for drive in &drives {
-            if let Some(links) = links(&gpu.path, &drive.path) {
+            if let Ok(route) = topology.route(gpu.address, drive.address) {
                 distances.push(Distance {
                     gpu: gpu.name.clone(),
                     drive: drive.name.clone(),
-                    links,
+                    links: route.distance,
+                    way: route.way.to_string(),
                 });
             }
         }
     }
-    serde_json::to_string_pretty(&Topology {
+    Description {
         gpus,
         drives,
         distances,
-    })
-    .ok()
-}
-
-/// The links between two functions by way of their nearest common bridge.
-fn links(one: &Path, other: &Path) -> Option<usize> {
-    let (one, other): (Vec<_>, Vec<_>) = (one.components().collect(), other.components().collect());
-    let common = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
-    // /sys/devices/pciDDDD:BB is the host bridge.
-    (common >= 4).then(|| one.len() + other.len() - 2 * common)
+    }
 }
 
 /// The size of a GPU's BAR 1, bytes: the window that its memory is seen through.
 pub(crate) fn bar_bytes(cuda: Cuda, gpu: usize) -> Option<u64> {
     let pci = cuda.pci(gpu)?;
     let text = fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/resource")).ok()?;
-    bar_of(&text)
-}
-
-fn bar_of(resources: &str) -> Option<u64> {
-    let mut words = resources.lines().nth(1)?.split_ascii_whitespace();
-    let mut number = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
-    let (start, end) = (number()?, number()?);
-    (start != 0).then(|| end - start + 1)
+    let bar = Bar::list(&text).into_iter().find(|bar| bar.number == 1)?;
+    Some(bar.bytes)
 }
 
 #[cfg(test)]
@@ -114,24 +112,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_count_by_the_nearest_bridge() {
-        let root = "/sys/devices/pci0000:00/";
-        let path = |rest: &str| PathBuf::from(format!("{root}{rest}"));
-        let gpu = path("0000:00:01.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
-        let near = path("0000:00:01.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
-        let far = path("0000:00:02.0/0000:05:00.0");
-        assert_eq!(links(&gpu, &near), Some(4));
-        assert_eq!(links(&gpu, &far), Some(6));
-        let other = Path::new("/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0");
-        assert_eq!(links(&gpu, other), None);
-    }
-
-    #[test]
-    fn the_second_resource_is_bar_1() {
-        let text = "0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200\n\
-                    0x0000004000000000 0x0000005fffffffff 0x000000000014220c\n";
-        assert_eq!(bar_of(text), Some(128 << 30));
-        assert_eq!(bar_of("0x0 0x0 0x0\n0x0 0x0 0x0\n"), None);
-        assert_eq!(bar_of(""), None);
+    fn what_is_in_the_tree_is_described() {
+        let function = |address: &str, above: Option<&str>, class: &str| {
+            serde_json::json!({
+                "address": address, "above": above, "host": "pci0000:00", "vendor": "0x10de",
+                "device": "0x0001", "class": class,
+            })
+        };
+        let tree = serde_json::json!({"functions": [
+            function("0000:00:01.0", None, "0x060400"),
+            function("0000:01:00.0", Some("0000:00:01.0"), "0x030200"),
+            function("0000:01:00.1", Some("0000:00:01.0"), "0x010802"),
+        ]});
+        let topology = Topology::from_json(&tree.to_string()).expect("a topology");
+        let named = |name: &str, pci: &str| (name.to_owned(), pci.to_owned());
+        let found = describe(
+            &topology,
+            vec![named("gpu0", "0000:01:00.0")],
+            vec![
+                named("nvme1", "traddr=10.0.0.1,trsvcid=4420\n"),
+                named("nvme0", "0000:01:00.1\n"),
+                named("nvme2", "0000:09:00.0\n"),
+            ],
+        );
+        assert_eq!((found.gpus.len(), found.drives.len()), (1, 1));
+        assert_eq!(found.drives[0].pci, "0000:01:00.1");
+        let distance = Distance {
+            gpu: "gpu0".to_owned(),
+            drive: "nvme0".to_owned(),
+            links: 2,
+            way: "switch".to_owned(),
+        };
+        assert_eq!(found.distances, [distance]);
     }
 }

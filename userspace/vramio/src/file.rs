@@ -150,9 +150,7 @@ impl File {
         let filesystem = if block {
             FileSystem::block()
         } else {
-            let statfs =
-                nix::sys::statfs::fstatfs(&fd).map_err(|errno| error(errno, Reason::None))?;
-            FileSystem::of_magic(statfs.filesystem_type().0 as u32)
+            FileSystem::of_fd(&fd).map_err(|errno| error(errno, Reason::None))?
         };
         let align = direct_align(fd.as_fd(), filesystem);
         let config = context.config();

@@ -5,6 +5,11 @@
 //! Numbers: `include/uapi/linux/magic.h` of the kernel; for file systems outside it,
 //! their own sources.
 
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::sys::statfs::{fstatfs, statfs, Statfs};
 use vramio_abi::Reason;
 
 /// A kind of file system.
@@ -48,6 +53,29 @@ impl FileSystem {
             .iter()
             .find(|filesystem| filesystem.magic == magic)
             .unwrap_or(&OTHER)
+    }
+
+    /// The file system that an open file is on.
+    ///
+    /// # Errors
+    ///
+    /// As fstatfs(2).
+    pub fn of_fd(fd: impl AsFd) -> Result<&'static FileSystem, Errno> {
+        fstatfs(fd).map(|statfs| Self::of(&statfs))
+    }
+
+    /// The file system that a path is on.
+    ///
+    /// # Errors
+    ///
+    /// As statfs(2).
+    pub fn of_path(path: &Path) -> Result<&'static FileSystem, Errno> {
+        statfs(path).map(|statfs| Self::of(&statfs))
+    }
+
+    fn of(statfs: &Statfs) -> &'static FileSystem {
+        // The type is a C long; the number is its lower half.
+        Self::of_magic(statfs.filesystem_type().0 as u32)
     }
 
     /// The file system with this name, or with this type in `/proc/mounts`.
@@ -146,11 +174,12 @@ mod tests {
     #[test]
     fn the_kernel_agrees_about_what_is_mounted_here() {
         for (path, name) in [("/dev/shm", "tmpfs"), ("/proc", "other")] {
-            let Ok(statfs) = nix::sys::statfs::statfs(path) else {
+            let Ok(file) = std::fs::File::open(path) else {
                 continue;
             };
-            let magic = statfs.filesystem_type().0 as u32;
-            assert_eq!(FileSystem::of_magic(magic).name, name, "{path}");
+            for found in [FileSystem::of_path(path.as_ref()), FileSystem::of_fd(file)] {
+                assert_eq!(found.expect("a file system").name, name, "{path}");
+            }
         }
     }
 }

@@ -83,6 +83,7 @@ mod workers;
 pub use buffer::Buffer;
 pub use cancel::Cancel;
 pub use code::{Code, Coded};
+pub use config::source as config_source;
 pub use config::{parse_bytes, Config, Deny, DirectEngine, Key, Source};
 pub use context::Context;
 pub use device::{Device, Info};

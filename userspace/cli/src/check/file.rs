@@ -9,7 +9,6 @@ use serde::Serialize;
 use vramio::{Certainty, Code, Context, Direction, Errno, Path as DataPath, Reason, Verdict};
 
 use super::{Answer, Usable};
-use crate::args::CheckArgs;
 use crate::failure::Failure;
 use crate::file;
 use crate::gpu::{Gpu, GpuJson};
@@ -35,8 +34,8 @@ enum Decision {
 }
 
 /// Asks the module, with a page of the GPU's memory.
-pub fn ask<'a>(path: &'a Path, args: &CheckArgs) -> Result<FileAnswer<'a>, Failure> {
-    let direction = if args.write {
+pub fn ask(path: &Path, gpu: Option<u32>, write: bool) -> Result<FileAnswer<'_>, Failure> {
+    let direction = if write {
         Direction::Write
     } else {
         Direction::Read
@@ -47,14 +46,14 @@ pub fn ask<'a>(path: &'a Path, args: &CheckArgs) -> Result<FileAnswer<'a>, Failu
         gpu: None,
         verdict: refused(Reason::FileType.into(), None),
     };
-    answer.gpu = match args.gpu {
+    answer.gpu = match gpu {
         Some(number) => Some(Gpu::open(number)?),
         None => Gpu::find()?,
     };
     if file::kind(path)?.is_none() {
         return Ok(answer);
     }
-    let file = file::open(path, args.write)?;
+    let file = file::open(path, write)?;
 
     let context = Context::new()?;
     let device = match context.device() {

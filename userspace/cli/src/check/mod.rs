@@ -38,7 +38,7 @@ pub trait Answer {
 /// Runs the command.
 pub fn main(args: &CheckArgs) -> ExitCode {
     let answer: Result<Box<dyn Answer>, Failure> = match &args.file {
-        Some(path) => file::ask(path, args).map(boxed),
+        Some(path) => file::ask(path, args.gpu, args.write).map(boxed),
         None if args.mounts => mounts::ask(args.gpu).map(boxed),
         None => platform::ask(args.topology).map(boxed),
     };

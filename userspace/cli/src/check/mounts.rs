@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use procfs::process::{MountInfo, Process};
 use serde_json::{json, Value};
-use vramio::topology::{Layer, Passes, Topology, Way};
+use vramio::topology::{Layer, Passes, Topology};
 use vramio::{FileSystem, PciAddress, Reason};
 
 use super::{Answer, Usable};
 use crate::failure::Failure;
 use crate::gpu::Gpu;
+use crate::machine;
 
 /// The mounts that file data could be on.
 #[derive(Debug)]
@@ -58,14 +59,7 @@ pub fn ask(number: Option<u32>) -> Result<Mounts, Failure> {
     let list = Process::myself()
         .and_then(|process| process.mountinfo())
         .map_err(failure)?;
-    let topology = Topology::of_this_machine().map_err(|error| {
-        Failure::plain(
-            "check",
-            "the PCI tree",
-            error.to_string(),
-            "mount sysfs at /sys",
-        )
-    })?;
+    let topology = machine::topology("check")?;
     let address = gpu.as_ref().and_then(Gpu::address);
     Ok(Mounts {
         mounts: list
@@ -79,10 +73,7 @@ pub fn ask(number: Option<u32>) -> Result<Mounts, Failure> {
 
 /// One mount; none of a file system that holds no data, such as procfs.
 fn look(mount: MountInfo, topology: &Topology, gpu: Option<PciAddress>) -> Option<Mount> {
-    let statfs = nix::sys::statfs::statfs(&mount.mount_point).ok()?;
-    // The type is a C long, whose upper half some kernels fill with signs.
-    let magic = statfs.filesystem_type().0 as u32;
-    let filesystem = FileSystem::of_magic(magic);
+    let filesystem = FileSystem::of_path(&mount.mount_point).ok()?;
     let (major, minor) = mount.majmin.split_once(':')?;
     let device = Layer::of_device(major.parse().ok()?, minor.parse().ok()?);
     if filesystem.name == "other" && device.is_none() {
@@ -125,11 +116,9 @@ fn judge(
             let Ok(route) = topology.route(gpu, drive) else {
                 continue;
             };
-            if route.way == Way::Blocked {
-                return match route.redirected_by.first() {
-                    Some(port) => Verdict::Fallback(Reason::AcsRedirect, Some(port.to_string())),
-                    None => Verdict::Fallback(Reason::HostBridge, Some(drive.to_string())),
-                };
+            if route.reason() != Reason::None {
+                let cause = route.redirected_by.first().unwrap_or(&drive);
+                return Verdict::Fallback(route.reason(), Some(cause.to_string()));
             }
         }
     }

@@ -4,12 +4,12 @@
 
 use serde_json::{json, Value};
 use vramio::topology::{Kind, Route, Topology, Way};
-use vramio::{Context, PciAddress};
+use vramio::{Context, PciAddress, Reason};
 
 use super::finding::{Finding, State};
 use super::{Answer, Usable};
 use crate::failure::Failure;
-use crate::machine::{drive, gpu, kernel, module, process, Root};
+use crate::machine::{self, drive, gpu, kernel, module, process, Root};
 
 /// What is known of the machine.
 #[derive(Debug)]
@@ -34,14 +34,7 @@ struct Pair {
 /// Looks at the machine.
 pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     let root = Root::new();
-    let topology = Topology::of_this_machine().map_err(|error| {
-        Failure::plain(
-            "check",
-            "the PCI tree",
-            error.to_string(),
-            "mount sysfs at /sys",
-        )
-    })?;
+    let topology = machine::topology("check")?;
     let release = nix::sys::utsname::uname()
         .map(|names| names.release().to_string_lossy().into_owned())
         .unwrap_or_default();
@@ -152,7 +145,7 @@ impl Pair {
     }
 
     fn is_open(&self) -> bool {
-        self.route.way != Way::Blocked
+        self.route.reason() == Reason::None
     }
 }
 

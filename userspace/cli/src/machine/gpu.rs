@@ -2,14 +2,12 @@
 
 //! GPUs, and what their drivers offer.
 
-use vramio::topology::{Function, Kind, Topology};
+use vramio::topology::{Bar, Function, Kind, Topology};
 use vramio::PciAddress;
 
 use super::Root;
 use crate::check::finding::Finding;
 
-/// A range that a function decodes, IORESOURCE_MEM.
-const MEMORY: u64 = 0x200;
 /// Options of NVIDIA's driver: all memory in the BAR, and none of it write-combining.
 const STATIC_BAR: &str = "RMForceStaticBar1=1";
 const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC=1";
@@ -41,7 +39,7 @@ pub fn findings(root: &Root, topology: &Topology) -> Vec<Finding> {
 fn memory(root: &Root, gpu: &Function) -> Finding {
     const WHAT: &str = "gpu";
     let bar = match largest_bar(root, gpu.address) {
-        Some((number, bytes)) => format!("BAR {number} of {} MiB", bytes >> 20),
+        Some(Bar { number, bytes }) => format!("BAR {number} of {} MiB", bytes >> 20),
         None => "no BAR with memory".to_owned(),
     };
     let driver = gpu.driver.as_deref();
@@ -64,22 +62,10 @@ fn memory(root: &Root, gpu: &Function) -> Finding {
     finding.of(gpu.address.to_string())
 }
 
-/// The largest range of memory that it decodes: number and bytes.
-fn largest_bar(root: &Root, address: PciAddress) -> Option<(usize, u64)> {
+/// The largest range of memory that it shows.
+fn largest_bar(root: &Root, address: PciAddress) -> Option<Bar> {
     let text = root.text(format!("/sys/bus/pci/devices/{address}/resource"))?;
-    text.lines()
-        // Six of the function's own; what follows is ROM and, of bridges, windows.
-        .take(6)
-        .enumerate()
-        .filter_map(|(number, line)| {
-            let mut words = line
-                .split_whitespace()
-                .map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
-            let (start, end, flags) = (words.next()??, words.next()??, words.next()??);
-            let bytes = end.checked_sub(start)?.checked_add(1)?;
-            (flags & MEMORY != 0).then_some((number, bytes))
-        })
-        .max_by_key(|&(_, bytes)| bytes)
+    Bar::list(&text).into_iter().max_by_key(|bar| bar.bytes)
 }
 
 /// What NVIDIA's driver says of itself.

@@ -11,7 +11,22 @@ pub mod process;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use vramio::topology::Topology;
 use vramio::PciAddress;
+
+use crate::failure::Failure;
+
+/// The machine's PCI tree.
+pub fn topology(operation: &'static str) -> Result<Topology, Failure> {
+    Topology::of_this_machine().map_err(|error| {
+        Failure::plain(
+            operation,
+            "the PCI tree",
+            error.to_string(),
+            "mount sysfs at /sys",
+        )
+    })
+}
 
 /// The root of the file system; another one in tests.
 #[derive(Clone, Debug)]

@@ -2,13 +2,12 @@
 
 //! What the program's processes reported.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path as FsPath;
 
 use serde::{Deserialize, Serialize};
-use vramio::stats::Reader;
-use vramio::{Path, Reason};
+use vramio::stats::{Reader, Totals};
+use vramio::Reason;
 
 use crate::failure::Failure;
 use crate::output;
@@ -20,12 +19,8 @@ struct Report {
     program: String,
     ended: bool,
     openings: u64,
-    requests: [u64; 2],
-    failed: [u64; 2],
-    bytes: [u64; 2],
-    zeroed: u64,
-    paths: BTreeMap<String, u64>,
-    reasons: BTreeMap<String, u64>,
+    #[serde(flatten)]
+    totals: Totals,
     seconds: f64,
     counters: Option<String>,
     /// Of a process that did not come to its own end: all that it did is counted.
@@ -44,19 +39,7 @@ impl Report {
         let Some(reader) = reader.filter(|reader| reader.pid() == self.pid) else {
             return false;
         };
-        let total = reader.read().total();
-        (self.requests, self.failed, self.bytes) = (total.requests, total.failed, total.bytes);
-        self.zeroed = total.zeroed;
-        self.paths = Path::ALL
-            .into_iter()
-            .map(|path| (path.name().to_owned(), total.path(path)))
-            .filter(|(_, bytes)| *bytes > 0)
-            .collect();
-        self.reasons = total
-            .reasons
-            .iter()
-            .map(|(reason, count)| (reason.to_string(), *count))
-            .collect();
+        self.totals = Totals::from(&reader.read().total());
         true
     }
 }
@@ -109,11 +92,15 @@ fn lines(report: &Report) -> Vec<String> {
     let Report {
         pid,
         program,
+        totals,
+        ..
+    } = report;
+    let Totals {
         requests: [reads, writes],
         failed: [failed_reads, failed_writes],
         bytes: [read, written],
         ..
-    } = report;
+    } = totals;
     let mut lines = vec![format!(
         "process {pid} ({program}): read {read} bytes in {reads} requests ({failed_reads} failed), \
          wrote {written} bytes in {writes} requests ({failed_writes} failed), {}",
@@ -127,13 +114,13 @@ fn lines(report: &Report) -> Vec<String> {
         };
         lines.push(format!("  it was killed, or left by _exit(2): {missing}"));
     }
-    for (path, bytes) in &report.paths {
+    for (path, bytes) in &totals.paths {
         lines.push(format!("  {path}: {bytes} bytes"));
     }
-    if report.zeroed > 0 {
-        lines.push(format!("  zeros of holes: {} bytes", report.zeroed));
+    if totals.zeroed > 0 {
+        lines.push(format!("  zeros of holes: {} bytes", totals.zeroed));
     }
-    for (name, count) in &report.reasons {
+    for (name, count) in &totals.reasons {
         let known = Reason::ALL.into_iter().find(|reason| reason.name() == name);
         lines.push(match known {
             Some(reason) => format!(
@@ -158,6 +145,8 @@ fn rate(bytes: u64, seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn report() -> Report {
@@ -166,12 +155,14 @@ mod tests {
             program: "/bin/p".to_owned(),
             ended: true,
             openings: 1,
-            requests: [3, 1],
-            failed: [1, 0],
-            bytes: [3_000_000_000, 1_000_000_000],
-            zeroed: 5,
-            paths: BTreeMap::from([("compat-cache".to_owned(), 3_999_999_995)]),
-            reasons: BTreeMap::from([("no-module".to_owned(), 3), ("newer".to_owned(), 1)]),
+            totals: Totals {
+                requests: [3, 1],
+                failed: [1, 0],
+                bytes: [3_000_000_000, 1_000_000_000],
+                zeroed: 5,
+                paths: BTreeMap::from([("compat-cache".to_owned(), 3_999_999_995)]),
+                reasons: BTreeMap::from([("no-module".to_owned(), 3), ("newer".to_owned(), 1)]),
+            },
             seconds: 2.0,
             counters: None,
             whole: false,

@@ -2,12 +2,8 @@
 
 //! The configuration file and the environment.
 
-use std::env;
-use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::{self, Read};
+use std::ffi::OsString;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -15,6 +11,7 @@ use toml::de::{DeTable, DeValue};
 use toml::Spanned;
 use vramio_abi::Reason;
 
+use super::source;
 use super::value::{Kind, Raw, Wrong};
 use super::{bad_setting, Config, Key, Source, BAD_VALUE};
 use crate::error::{BadSetting, Error, Explanation, Operation};
@@ -22,8 +19,8 @@ use crate::error::{BadSetting, Error, Explanation, Operation};
 /// The variable that names the configuration file.
 const VARIABLE: &str = "VRAMIO_CONFIG";
 
-/// A larger file is none of ours, bytes.
-const MOST: u64 = 1 << 20;
+/// How the names of our variables begin.
+const PREFIX: &str = "VRAMIO_";
 
 static BAD_TYPE: Explanation = Explanation {
     sentence: "the value has the wrong type",
@@ -64,7 +61,7 @@ impl Config {
     /// The file can't be read, or it or the environment has something that is no good:
     /// [`Error::setting`] says what and where.
     pub fn load() -> Result<Config, Error> {
-        Self::load_with(&variables())
+        Self::load_with(&source::variables(PREFIX))
     }
 
     fn load_with(variables: &[(OsString, OsString)]) -> Result<Config, Error> {
@@ -88,7 +85,7 @@ impl Config {
     /// As [`load`](Self::load). Nothing has changed then.
     pub fn read_file(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let text = read(path).map_err(|error| {
+        let text = source::read(path).map_err(|error| {
             let errno = error.raw_os_error().map(Errno::from_raw);
             let failed = Error::new(Operation::Configure, path.display().to_string())
                 .with_reason(Reason::None)
@@ -123,7 +120,7 @@ impl Config {
     ///
     /// As [`load`](Self::load). Nothing has changed then.
     pub fn read_environment(&mut self) -> Result<(), Error> {
-        self.read_variables(&variables())
+        self.read_variables(&source::variables(PREFIX))
     }
 
     fn read_variables(&mut self, variables: &[(OsString, OsString)]) -> Result<(), Error> {
@@ -147,32 +144,6 @@ impl Config {
         *self = changed;
         Ok(())
     }
-}
-
-/// The variables that count.
-fn variables() -> Vec<(OsString, OsString)> {
-    // SAFETY: The call takes a number, and looks a value up.
-    let secure = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    if secure {
-        return Vec::new();
-    }
-    let ours = |name: &OsStr| name.as_encoded_bytes().starts_with(b"VRAMIO_");
-    env::vars_os().filter(|(name, _)| ours(name)).collect()
-}
-
-fn read(path: &Path) -> io::Result<String> {
-    // A pipe that nobody writes to does not hold the program up.
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() || meta.len() > MOST {
-        return Err(io::Error::other("it is no regular file of at most 1 MiB"));
-    }
-    let mut text = String::new();
-    file.take(MOST).read_to_string(&mut text)?;
-    Ok(text)
 }
 
 fn refuse(key: &str, source: Source, wrong: Wrong) -> Error {
@@ -555,7 +526,7 @@ drivers = ["nvme"]              # line 21
         nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
         let large = dir.path().join("large");
         let file = std::fs::File::create(&large).expect("a file");
-        file.set_len(MOST + 1).expect("it grows");
+        file.set_len((1 << 20) + 1).expect("it grows");
         let binary = dir.path().join("binary");
         std::fs::write(&binary, [0xff, 0xfe]).expect("a file");
         let missing = dir.path().join("missing");

@@ -4,6 +4,7 @@
 
 mod key;
 mod load;
+pub mod source;
 mod value;
 
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@ use vramio_abi::mockgpu::{
 use vramio_abi::Reason;
 
 use super::mapping::Mapping;
-use super::GpuMemory;
+use super::{GpuMemory, BAD_LENGTH};
 use crate::error::{Error, Explanation, Operation};
 use crate::ioctl::{self, size_of};
 use crate::pci::PciAddress;
@@ -33,11 +33,6 @@ static NOT_A_GPU: Explanation = Explanation {
 static NO_ROOM: Explanation = Explanation {
     sentence: "the GPU has no free range of that length",
     fix: "ask for less, or end the programs that hold its memory",
-};
-
-static BAD_LENGTH: Explanation = Explanation {
-    sentence: "the length is 0 or not a multiple of the page size",
-    fix: "allocate whole pages",
 };
 
 /// An open `/dev/mockgpuN`. Copies share it.

@@ -9,7 +9,13 @@ pub mod p2pmem;
 
 use std::fmt::Debug;
 
+use crate::error::Explanation;
 use crate::pci::PciAddress;
+
+static BAD_LENGTH: Explanation = Explanation {
+    sentence: "the length is 0 or not a multiple of the page size",
+    fix: "allocate whole pages",
+};
 
 /// GPU memory that this process has mapped, so that it can be registered.
 ///

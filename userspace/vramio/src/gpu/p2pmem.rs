@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use vramio_abi::Reason;
 
 use super::mapping::Mapping;
-use super::GpuMemory;
+use super::{GpuMemory, BAD_LENGTH};
 use crate::error::{Error, Explanation, Operation};
 use crate::pci::PciAddress;
 
@@ -37,11 +37,6 @@ static NO_RIGHT: Explanation = Explanation {
 static NO_ROOM: Explanation = Explanation {
     sentence: "the provider has no free range of that length",
     fix: "ask for less (see p2pmem/available), or end the programs that hold its memory",
-};
-
-static BAD_LENGTH: Explanation = Explanation {
-    sentence: "the length is 0 or not a multiple of the page size",
-    fix: "allocate whole pages",
 };
 
 /// A PCI function that offers memory. Copies share it.

@@ -14,6 +14,7 @@ mod reader;
 mod rows;
 mod segment;
 mod snapshot;
+mod totals;
 
 use std::fmt;
 use std::time::SystemTime;
@@ -28,6 +29,7 @@ pub use reader::Reader;
 pub(crate) use rows::{Local, Rows};
 pub use segment::{process, KEPT};
 pub use snapshot::{bucket_end, PathCounters, Snapshot};
+pub use totals::Totals;
 
 /// Paths, and one place for those that are not known.
 const PATHS: usize = Path::ALL.len() + 1;

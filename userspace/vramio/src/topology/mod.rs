@@ -10,6 +10,7 @@
 //! the kernel that runs may list other host bridges, and only its answer to a request
 //! counts.
 
+mod bar;
 mod function;
 mod json;
 mod listed;
@@ -21,6 +22,7 @@ use std::collections::BTreeMap;
 
 use crate::pci::PciAddress;
 
+pub use bar::Bar;
 pub use function::{Function, Kind, Redirect};
 pub use json::BadTopology;
 pub use route::{NotThere, Route, Way};

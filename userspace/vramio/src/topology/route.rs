@@ -4,6 +4,8 @@
 
 use std::fmt;
 
+use vramio_abi::Reason;
+
 use super::listed::{trust, Trust};
 use super::{Function, Kind, Redirect, Topology};
 use crate::pci::PciAddress;
@@ -34,6 +36,17 @@ pub enum Way {
     HostBridge,
     /// Nothing: the host bridge would have to, and the kernel doesn't trust it.
     Blocked,
+}
+
+impl Route {
+    /// Why the kernel lets nothing through; [`Reason::None`] if it does.
+    pub fn reason(&self) -> Reason {
+        match (self.way, self.redirected_by.is_empty()) {
+            (Way::Switch | Way::HostBridge, _) => Reason::None,
+            (Way::Blocked, false) => Reason::AcsRedirect,
+            (Way::Blocked, true) => Reason::HostBridge,
+        }
+    }
 }
 
 impl fmt::Display for Way {

@@ -12,7 +12,7 @@ use crate::pci::PciAddress;
 
 /// The lists of PCI functions that can't be read.
 #[derive(Debug, thiserror::Error)]
-#[error("read {}: {source}; mount sysfs there", path.display())]
+#[error("read {}: {source}", path.display())]
 pub struct Unreadable {
     path: PathBuf,
     source: io::Error,

@@ -2,6 +2,8 @@
 
 //! Servers, as descriptions.
 
+use vramio_abi::Reason;
+
 use super::*;
 
 /// One line a function: address, bridge above it or `-`, what it is, and its properties.
@@ -98,7 +100,9 @@ fn two_switches_need_a_host_bridge_that_is_trusted() {
         (across(&topology).way, across(&topology).distance),
         (Way::Blocked, 8)
     );
+    assert_eq!(across(&topology).reason(), Reason::HostBridge);
     topology.any_root_port = true;
+    assert_eq!(across(&topology).reason(), Reason::None);
     assert_eq!(across(&topology).way, Way::HostBridge);
     for (first, way) in [
         ("skylake", Way::HostBridge),
@@ -139,6 +143,7 @@ fn one_redirecting_port_takes_it_to_the_host_bridge() {
             .collect();
         let found = route(&machine(&lines), "0000:03:00.0", "0000:04:00.0");
         assert_eq!((found.way, found.distance), (Way::Blocked, 4), "{port}");
+        assert_eq!(found.reason(), Reason::AcsRedirect);
         assert_eq!(found.redirected_by, [at(port)]);
         let trusted = machine(&format!("0000:00:00.0 - skylake\n{lines}"));
         let found = route(&trusted, "0000:03:00.0", "0000:04:00.0");
