@@ -65,6 +65,7 @@ mod engine;
 mod error;
 mod file;
 mod filesystem;
+mod flight;
 pub mod gpu;
 mod ioctl;
 mod memory;
