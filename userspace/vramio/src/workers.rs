@@ -5,11 +5,16 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::process::PerProcess;
-use crate::sync::Tasks;
+use crate::sync::{Awake, Tasks};
+
+/// How long a worker without a task stays awake. A program that makes one request after the
+/// other makes the next one in this time.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// What a worker can do.
 pub(crate) trait Task: Send + Sync {
@@ -60,7 +65,14 @@ impl Workers {
 
     fn new(size: usize) -> Self {
         Workers {
-            tasks: Tasks::new(size),
+            tasks: Tasks::new(
+                size,
+                Awake {
+                    most: AWAKE,
+                    // The others are for who works.
+                    threads: size / 2,
+                },
+            ),
         }
     }
 
