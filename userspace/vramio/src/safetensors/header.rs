@@ -125,12 +125,11 @@ impl Header {
         let Listed { entries, metadata } =
             serde_json::from_slice(text).map_err(|error| Problem::NotJson(error.to_string()))?;
         let start = PREFIX + text.len() as u64;
-        let data = file_bytes
-            .checked_sub(start)
-            .ok_or_else(|| Problem::CutHeader {
-                length: text.len() as u64,
-                file: file_bytes,
-            })?;
+        let cut = Problem::CutHeader {
+            length: text.len() as u64,
+            file: file_bytes,
+        };
+        let data = file_bytes.checked_sub(start).ok_or(cut)?;
         let mut tensors = entries
             .into_iter()
             .map(|(name, entry)| entry.check(name, start, data))
