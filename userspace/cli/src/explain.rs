@@ -93,7 +93,14 @@ fn filesystem(
         FileSystem::of_path(path).map_err(|errno| Failure::io("explain", path, &errno.into()))?;
     let layer = device(metadata.dev());
     let passes = match (filesystem.reason, &layer) {
-        (Reason::None, Some(_)) => Passes::Yes,
+        (Reason::None, Some(_)) => {
+            let (major, minor) = (major(metadata.dev()), minor(metadata.dev()));
+            let mount = machine::mount::of_device(major, minor);
+            match mount.map(|mount| machine::mount::refusal(filesystem, &mount)) {
+                None | Some(Reason::None) => Passes::Yes,
+                Some(reason) => Passes::No(reason),
+            }
+        }
         (Reason::None, None) => Passes::No(Reason::NoBlockDevice),
         (reason, _) => Passes::No(reason),
     };

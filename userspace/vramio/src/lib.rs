@@ -74,6 +74,7 @@ mod pci;
 mod plan;
 mod policy;
 mod process;
+pub mod safetensors;
 pub mod stats;
 mod submit;
 mod sync;

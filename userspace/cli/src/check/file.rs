@@ -110,6 +110,18 @@ impl FileAnswer<'_> {
         self.gpu.as_ref()
     }
 
+    /// In a sentence, and the fix; that is empty if nothing is in the way.
+    pub fn why(&self) -> (String, &'static str) {
+        let reason = self.verdict.reason;
+        if reason != Reason::None {
+            (format!("{reason}: {}", reason.sentence()), reason.fix())
+        } else if let Some(errno) = self.verdict.error {
+            (format!("{errno:?} ({})", errno.desc()), "see errno(3)")
+        } else {
+            (self.sentence(), "")
+        }
+    }
+
     fn decision(&self) -> Decision {
         if self.verdict.is_refused() {
             Decision::Refused
@@ -214,8 +226,7 @@ impl Answer for FileAnswer<'_> {
             gpu: self.gpu.as_ref().map(Gpu::to_json),
             distance: verdict.distance,
         };
-        // Strings and numbers only: this can't fail.
-        serde_json::to_value(answer).unwrap_or_default()
+        crate::output::value(answer)
     }
 }
 
