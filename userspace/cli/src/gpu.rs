@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
-use vramio::gpu::mock::MockGpu;
+use vramio::gpu::mock::{MockGpu, MockMemory};
 use vramio::{Context, GpuBuffer, PciAddress, Reason};
 
 use crate::failure::Failure;
@@ -27,7 +27,7 @@ enum Kind {
     Cuda(CudaGpu),
 }
 
-/// Allocated GPU memory.
+/// Allocated GPU memory, and a buffer of it.
 #[derive(Debug)]
 pub struct Memory {
     /// All of it.
@@ -35,7 +35,37 @@ pub struct Memory {
     /// Where it lies: the place in a test GPU's memory, or the CUDA address.
     pub offset: u64,
     /// What the buffer names by address.
-    _cuda: Option<CudaAlloc>,
+    _allocation: Allocation,
+}
+
+/// Allocated memory of a GPU, or host memory in its place. It goes with the last copy.
+#[derive(Clone, Debug)]
+pub enum Allocation {
+    /// Of a test GPU.
+    Mock(Arc<MockMemory>),
+    /// Of a CUDA device.
+    Cuda(Arc<CudaAlloc>),
+}
+
+impl Allocation {
+    /// A buffer of all of it, which a copy of the allocation has to outlive.
+    pub fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
+        Ok(match self {
+            Allocation::Mock(memory) => GpuBuffer::from_memory(context, memory.clone())?,
+            // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+            Allocation::Cuda(memory) => {
+                unsafe { GpuBuffer::from_cuda(context, memory.address(), memory.size()) }?
+            }
+        })
+    }
+
+    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Allocation::Mock(memory) => memory.offset(),
+            Allocation::Cuda(memory) => memory.address(),
+        }
+    }
 }
 
 /// A GPU as JSON.
@@ -81,31 +111,22 @@ impl Gpu {
         }
     }
 
-    /// Allocates memory, a multiple of the page size in bytes.
+    /// Allocates memory, a multiple of the page size in bytes, and makes a buffer of it.
     pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
-        match &self.kind {
-            Kind::Mock(gpu) => {
-                let memory = gpu.alloc(size)?;
-                let offset = memory.offset();
-                Ok(Memory {
-                    buffer: GpuBuffer::from_memory(context, Arc::new(memory))?,
-                    offset,
-                    _cuda: None,
-                })
-            }
-            Kind::Cuda(gpu) => {
-                let memory = gpu.alloc(size)?;
-                let offset = memory.address();
-                // SAFETY: The allocation lives as long as the value, and nobody else
-                // has its address.
-                let buffer = unsafe { GpuBuffer::from_cuda(context, offset, size) }?;
-                Ok(Memory {
-                    buffer,
-                    offset,
-                    _cuda: Some(memory),
-                })
-            }
-        }
+        let allocation = self.allocate(size)?;
+        Ok(Memory {
+            buffer: allocation.buffer(context)?,
+            offset: allocation.offset(),
+            _allocation: allocation,
+        })
+    }
+
+    /// Allocates memory, a multiple of the page size in bytes.
+    pub fn allocate(&self, size: u64) -> Result<Allocation, Failure> {
+        Ok(match &self.kind {
+            Kind::Mock(gpu) => Allocation::Mock(Arc::new(gpu.alloc(size)?)),
+            Kind::Cuda(gpu) => Allocation::Cuda(Arc::new(gpu.alloc(size)?)),
+        })
     }
 
     /// Its PCI function, where its driver tells.
@@ -126,6 +147,14 @@ impl Gpu {
         match self.address {
             Some(address) => format!("gpu:{} ({kind}, {address})", self.number),
             None => format!("gpu:{} ({kind})", self.number),
+        }
+    }
+
+    /// The CUDA device that it is, if it is one.
+    pub fn cuda(&self) -> Option<&CudaGpu> {
+        match &self.kind {
+            Kind::Mock(_) => None,
+            Kind::Cuda(gpu) => Some(gpu),
         }
     }
 

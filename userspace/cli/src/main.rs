@@ -4,6 +4,7 @@
 //! a file would go.
 
 mod args;
+mod bench;
 mod check;
 mod config;
 mod cp;
@@ -19,6 +20,7 @@ mod run;
 mod signal;
 mod size;
 mod stats;
+mod workload;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Run(args) => run::main(&args),
     }
 }

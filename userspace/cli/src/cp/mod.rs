@@ -3,7 +3,7 @@
 //! `vramio cp`: checks first, then moves, then says how it went.
 
 mod report;
-mod tally;
+pub mod tally;
 mod transfer;
 
 use std::fs::File;
