@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use vramio::{Direction, Policy};
 
+use crate::bench::args::BenchArgs;
 use crate::endpoint::Endpoint;
 use crate::load::args::LoadArgs;
 use crate::manual;
@@ -78,6 +79,11 @@ pub enum Command {
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
     /// itself, from its first request on; looking costs it nothing.
     Stats(StatsArgs),
+    /// Measure how fast data moves between a file and GPU memory, and what that costs
+    ///
+    /// Through the library and past it, one path or several in turns: rates, latencies,
+    /// processor time, and which path the data took.
+    Bench(BenchArgs),
     /// Run a program that speaks cuFile on vramio's libcufile
     ///
     /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard

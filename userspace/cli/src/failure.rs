@@ -133,6 +133,16 @@ impl Failure {
         }
     }
 
+    /// The reason's stable name, if there is one.
+    pub fn reason_name(&self) -> Option<String> {
+        let reason = match self {
+            Failure::Library(error) => error.reason,
+            Failure::Load(_) => Reason::None.into(),
+            Failure::Own { reason, .. } => *reason,
+        };
+        (reason != Reason::None).then(|| reason.to_string())
+    }
+
     /// For JSON.
     pub fn to_json(&self) -> FailureJson {
         let (reason, errno, fix) = match self {

@@ -27,40 +27,61 @@ enum Kind {
     Cuda(CudaGpu),
 }
 
-/// Allocated GPU memory.
+/// Allocated GPU memory, and a buffer of it.
 #[derive(Debug)]
 pub struct Memory {
     /// All of it.
     pub buffer: GpuBuffer,
     /// Where it lies: the place in a test GPU's memory, or the CUDA address.
     pub offset: u64,
-    owner: Owner,
-}
-
-/// Who gives the memory back, and lets the CPU at it.
-#[derive(Debug)]
-enum Owner {
-    Mock(Arc<MockMemory>),
-    Cuda(CudaAlloc),
+    allocation: Allocation,
 }
 
 impl Memory {
     /// Copies into it, from `offset` on, and waits.
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Failure> {
-        match &mut self.owner {
-            Owner::Mock(memory) => memory.write(offset, data)?,
-            Owner::Cuda(memory) => memory.write(offset, data)?,
-        }
-        Ok(())
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        Ok(match &self.allocation {
+            Allocation::Mock(memory) => memory.write(offset, data)?,
+            Allocation::Cuda(memory) => memory.write(offset, data)?,
+        })
     }
 
     /// Copies out of it, from `offset` on, and waits.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Failure> {
-        match &self.owner {
-            Owner::Mock(memory) => memory.read(offset, data)?,
-            Owner::Cuda(memory) => memory.read(offset, data)?,
+        Ok(match &self.allocation {
+            Allocation::Mock(memory) => memory.read(offset, data)?,
+            Allocation::Cuda(memory) => memory.read(offset, data)?,
+        })
+    }
+}
+
+/// Allocated memory of a GPU, or host memory in its place. It goes with the last copy.
+#[derive(Clone, Debug)]
+pub enum Allocation {
+    /// Of a test GPU.
+    Mock(Arc<MockMemory>),
+    /// Of a CUDA device.
+    Cuda(Arc<CudaAlloc>),
+}
+
+impl Allocation {
+    /// A buffer of all of it, which a copy of the allocation has to outlive.
+    pub fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
+        Ok(match self {
+            Allocation::Mock(memory) => GpuBuffer::from_memory(context, memory.clone())?,
+            // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+            Allocation::Cuda(memory) => {
+                unsafe { GpuBuffer::from_cuda(context, memory.address(), memory.size()) }?
+            }
+        })
+    }
+
+    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Allocation::Mock(memory) => memory.offset(),
+            Allocation::Cuda(memory) => memory.address(),
         }
-        Ok(())
     }
 }
 
@@ -107,30 +128,22 @@ impl Gpu {
         }
     }
 
-    /// Allocates memory, a multiple of the page size in bytes.
+    /// Allocates memory, a multiple of the page size in bytes, and makes a buffer of it.
     pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
-        match &self.kind {
-            Kind::Mock(gpu) => {
-                let memory = Arc::new(gpu.alloc(size)?);
-                Ok(Memory {
-                    buffer: GpuBuffer::from_memory(context, memory.clone())?,
-                    offset: memory.offset(),
-                    owner: Owner::Mock(memory),
-                })
-            }
-            Kind::Cuda(gpu) => {
-                let memory = gpu.alloc(size)?;
-                let offset = memory.address();
-                // SAFETY: The allocation lives as long as the value, and nobody else
-                // has its address.
-                let buffer = unsafe { GpuBuffer::from_cuda(context, offset, size) }?;
-                Ok(Memory {
-                    buffer,
-                    offset,
-                    owner: Owner::Cuda(memory),
-                })
-            }
-        }
+        let allocation = self.allocate(size)?;
+        Ok(Memory {
+            buffer: allocation.buffer(context)?,
+            offset: allocation.offset(),
+            allocation,
+        })
+    }
+
+    /// Allocates memory, a multiple of the page size in bytes.
+    pub fn allocate(&self, size: u64) -> Result<Allocation, Failure> {
+        Ok(match &self.kind {
+            Kind::Mock(gpu) => Allocation::Mock(Arc::new(gpu.alloc(size)?)),
+            Kind::Cuda(gpu) => Allocation::Cuda(Arc::new(gpu.alloc(size)?)),
+        })
     }
 
     /// Its PCI function, where its driver tells.
@@ -151,6 +164,14 @@ impl Gpu {
         match self.address {
             Some(address) => format!("gpu:{} ({kind}, {address})", self.number),
             None => format!("gpu:{} ({kind})", self.number),
+        }
+    }
+
+    /// The CUDA device that it is, if it is one.
+    pub fn cuda(&self) -> Option<&CudaGpu> {
+        match &self.kind {
+            Kind::Mock(_) => None,
+            Kind::Cuda(gpu) => Some(gpu),
         }
     }
 

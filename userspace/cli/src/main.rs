@@ -4,6 +4,7 @@
 //! a file would go.
 
 mod args;
+mod bench;
 mod check;
 mod config;
 mod cp;
@@ -22,6 +23,7 @@ mod run;
 mod signal;
 mod size;
 mod stats;
+mod workload;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,6 +53,7 @@ fn vramio() -> ExitCode {
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
+        Command::Bench(args) => bench::main(&args),
         Command::Run(args) => run::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),
