@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use vramio::{Direction, Policy};
 
 use crate::endpoint::Endpoint;
+use crate::prove::ProveArgs;
 use crate::size;
 
 /// Moves file data between NVMe drives and GPU memory by one DMA, and says
@@ -47,6 +48,13 @@ pub enum Command {
     /// step says whether it passes data on untouched. The module's verdict stands below, as
     /// `vramio check FILE` gives it.
     Explain(ExplainArgs),
+    /// Read by the direct path, and see which accounts bear it out
+    ///
+    /// A new file is made beside FILE, filled with random bytes, read into GPU memory by the
+    /// direct path and compared; it is removed at the end. FILE itself is only looked at, with
+    /// --read-only read. Meanwhile the accounts of everyone who sees the bytes are kept: the
+    /// module, the kernel, the drive. Any that disagrees is named.
+    Prove(ProveArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
     /// Show the configuration, and where each value comes from

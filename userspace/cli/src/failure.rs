@@ -107,6 +107,15 @@ impl Failure {
         }
     }
 
+    /// The reason, if there is one that is known.
+    pub fn known_reason(&self) -> Option<Reason> {
+        let reason = match self {
+            Failure::Library(error) => error.reason,
+            Failure::Own { reason, .. } => *reason,
+        };
+        reason.known().filter(|reason| *reason != Reason::None)
+    }
+
     /// For JSON.
     pub fn to_json(&self) -> FailureJson {
         let (reason, errno, fix) = match self {

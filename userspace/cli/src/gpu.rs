@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
-use vramio::gpu::mock::MockGpu;
+use vramio::gpu::mock::{MockGpu, MockMemory};
 use vramio::{Context, GpuBuffer, PciAddress, Reason};
 
 use crate::failure::Failure;
@@ -34,8 +34,34 @@ pub struct Memory {
     pub buffer: GpuBuffer,
     /// Where it lies: the place in a test GPU's memory, or the CUDA address.
     pub offset: u64,
-    /// What the buffer names by address.
-    _cuda: Option<CudaAlloc>,
+    owner: Owner,
+}
+
+/// Who gives the memory back, and lets the CPU at it.
+#[derive(Debug)]
+enum Owner {
+    Mock(Arc<MockMemory>),
+    Cuda(CudaAlloc),
+}
+
+impl Memory {
+    /// Copies into it, from `offset` on, and waits.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        match &mut self.owner {
+            Owner::Mock(memory) => memory.write(offset, data)?,
+            Owner::Cuda(memory) => memory.write(offset, data)?,
+        }
+        Ok(())
+    }
+
+    /// Copies out of it, from `offset` on, and waits.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Failure> {
+        match &self.owner {
+            Owner::Mock(memory) => memory.read(offset, data)?,
+            Owner::Cuda(memory) => memory.read(offset, data)?,
+        }
+        Ok(())
+    }
 }
 
 /// A GPU as JSON.
@@ -85,12 +111,11 @@ impl Gpu {
     pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
         match &self.kind {
             Kind::Mock(gpu) => {
-                let memory = gpu.alloc(size)?;
-                let offset = memory.offset();
+                let memory = Arc::new(gpu.alloc(size)?);
                 Ok(Memory {
-                    buffer: GpuBuffer::from_memory(context, Arc::new(memory))?,
-                    offset,
-                    _cuda: None,
+                    buffer: GpuBuffer::from_memory(context, memory.clone())?,
+                    offset: memory.offset(),
+                    owner: Owner::Mock(memory),
                 })
             }
             Kind::Cuda(gpu) => {
@@ -102,7 +127,7 @@ impl Gpu {
                 Ok(Memory {
                     buffer,
                     offset,
-                    _cuda: Some(memory),
+                    owner: Owner::Cuda(memory),
                 })
             }
         }

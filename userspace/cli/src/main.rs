@@ -15,6 +15,7 @@ mod gpu;
 mod info;
 mod machine;
 mod output;
+mod prove;
 mod run;
 mod signal;
 mod size;
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Explain(args) => explain::main(&args),
+        Command::Prove(args) => prove::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! Counters: of a context ([`Context::stats`](crate::Context::stats)), of this process by
-//! GPU ([`process`]), and of other processes of the same user ([`Reader`]).
+//! GPU ([`process`]), of other processes of the same user ([`Reader`]), and the kernel
+//! module's own ([`Device::counters`](crate::Device::counters)).
 //!
 //! The counters of a process are in a file in shared memory, which stays when the process
 //! ends, however it does: its last figures can still be read. A request that was under way
@@ -9,6 +10,7 @@
 //! that start later, but for the latest [`KEPT`].
 
 mod counters;
+mod module;
 mod prometheus;
 mod reader;
 mod rows;
@@ -24,6 +26,7 @@ use vramio_abi::Path;
 use crate::pci::PciAddress;
 
 pub(crate) use counters::Counters;
+pub use module::{ModuleCounters, Scope};
 pub use prometheus::{export, prometheus};
 pub use reader::Reader;
 pub(crate) use rows::{Local, Rows};

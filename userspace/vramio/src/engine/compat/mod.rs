@@ -17,6 +17,8 @@ mod ring;
 mod run;
 mod write;
 
+pub(crate) use cache::cachestat;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 
