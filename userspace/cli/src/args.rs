@@ -65,7 +65,8 @@ pub enum Command {
     /// Show what processes have moved, how, and why not otherwise
     ///
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
-    /// itself, from its first request on; looking costs it nothing.
+    /// itself, from its first request on; looking costs it nothing. Beside them, what the
+    /// kernel module counts of everybody, where the caller may open it.
     Stats(StatsArgs),
     /// Run a program that speaks cuFile on vramio's libcufile
     ///
@@ -226,6 +227,17 @@ pub struct StatsArgs {
     #[arg(long)]
     pub ended: bool,
 
+    /// How much to show: 1 what each process moved; 2 also how long its requests were; 3 by
+    /// GPU and path, with reasons and certainty. JSON has all of it
+    #[arg(
+        long,
+        short,
+        value_name = "LEVEL",
+        default_value = "3",
+        value_parser = clap::value_parser!(u8).range(1..=3)
+    )]
+    pub level: u8,
+
     /// Print one JSON object; with --watch one on each line
     #[arg(long)]
     pub json: bool,
@@ -348,7 +360,7 @@ pub fn parse() -> Args {
     Args::try_parse().unwrap_or_else(|error| exit(&error))
 }
 
-fn exit(error: &clap::Error) -> ! {
+pub fn exit(error: &clap::Error) -> ! {
     // If standard error is closed, nobody can be told.
     let _ = error.print();
     std::process::exit(if error.use_stderr() { USAGE } else { 0 })

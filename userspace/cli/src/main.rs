@@ -11,6 +11,7 @@ mod endpoint;
 mod explain;
 mod failure;
 mod file;
+mod gds_stats;
 mod gpu;
 mod info;
 mod machine;
@@ -21,11 +22,26 @@ mod signal;
 mod size;
 mod stats;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::Command;
 
 fn main() -> ExitCode {
+    // Scripts for GPUDirect Storage's tools know them by name.
+    match name().as_deref() {
+        Some("gds_stats") => gds_stats::main(std::env::args_os()),
+        _ => vramio(),
+    }
+}
+
+/// The name that this program was started by.
+fn name() -> Option<String> {
+    let program = PathBuf::from(std::env::args_os().next()?);
+    program.file_name()?.to_str().map(str::to_owned)
+}
+
+fn vramio() -> ExitCode {
     match args::parse().command {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),

@@ -24,8 +24,8 @@ pub use args::ProveArgs;
 use evidence::{Grade, Row, Says};
 use sample::Sample;
 
-/// GPU memory is allocated in multiples of this, bytes.
-const PAGE: u64 = 4096;
+/// GPU memory is allocated in multiples of this, bytes: no drive has larger blocks.
+const BLOCK: u64 = 64 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -106,12 +106,14 @@ fn run(args: &ProveArgs) -> Result<Evidence, Stop> {
     let mut config = Config::load().map_err(Failure::from)?;
     config.policy = Policy::Strict;
     let context = Context::with_config(config).map_err(Failure::from)?;
-    let sample = Sample::take(args).map_err(closed)?;
+    let mut sample = Sample::take(args).map_err(closed)?;
+    let room = sample.bytes().next_multiple_of(BLOCK);
+    let mut memory = gpu.alloc(&context, room)?;
+    sample.fill()?;
     go_on()?;
     let file = vramio::File::from_fd(&context, sample.file())?;
-    let align = align(&context, &file, &sample, &gpu)?;
+    let align = align(&file, &sample, &memory)?;
     let ask = sample.bytes().next_multiple_of(align);
-    let mut memory = gpu.alloc(&context, ask.next_multiple_of(PAGE))?;
 
     // Once unwatched: what the file system and the library have to look up first is none
     // of the request's.
@@ -157,9 +159,8 @@ fn refused(stop: Stop) -> Stop {
     }
 }
 
-/// What requests must be multiples of, bytes. Asks with a page of the GPU's memory.
-fn align(context: &Context, file: &vramio::File, sample: &Sample, gpu: &Gpu) -> Result<u64, Stop> {
-    let memory = gpu.alloc(context, PAGE)?;
+/// What requests must be multiples of, bytes.
+fn align(file: &vramio::File, sample: &Sample, memory: &Memory) -> Result<u64, Stop> {
     let verdict = file
         .probe(Direction::Read, &memory.buffer, 0, 0, 0)
         .map_err(|error| closed(error.into()))?;

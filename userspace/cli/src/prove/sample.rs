@@ -3,7 +3,7 @@
 //! What is read: a new file with random bytes, or an existing one.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Makes the file, or opens FILE.
+    /// Makes a file, or opens FILE.
     pub fn take(args: &ProveArgs) -> Result<Self, Failure> {
         let path = &args.file;
         let metadata = fs::metadata(path).map_err(|error| Failure::io("prove", path, &error))?;
@@ -56,29 +56,33 @@ impl Sample {
         Self::scratch(beside, size)
     }
 
-    /// A new file, on the drive and not in the page cache.
+    /// A new file, which is empty up to now.
     fn scratch(directory: &Path, bytes: u64) -> Result<Self, Failure> {
-        let failure = |error| Failure::io("make a file in", directory, &error);
-        let mut scratch = tempfile::Builder::new()
+        let scratch = tempfile::Builder::new()
             .prefix(".vramio-prove-")
             .tempfile_in(directory)
-            .map_err(failure)?;
-        let mut random = random()?;
-        let copied = std::io::copy(&mut (&mut random).take(bytes), &mut scratch);
-        copied
-            .and_then(|_| scratch.flush())
-            .and_then(|()| scratch.as_file().sync_all())
-            .map_err(failure)?;
+            .map_err(|error| Failure::io("make a file in", directory, &error))?;
         let path = scratch.path().to_owned();
-        let file = file::open(&path, false)?;
-        // If they stay, they are in the page cache before and after: no harm.
-        let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         Ok(Sample {
-            file,
+            file: file::open(&path, false)?,
             path,
             bytes,
             scratch: Some(scratch),
         })
+    }
+
+    /// Fills a new file: the bytes are on the drive then, and not in the page cache.
+    pub fn fill(&mut self) -> Result<(), Failure> {
+        let Some(scratch) = &mut self.scratch else {
+            return Ok(());
+        };
+        let mut random = random()?.take(self.bytes);
+        std::io::copy(&mut random, scratch)
+            .and_then(|_| scratch.as_file().sync_all())
+            .map_err(|error| Failure::io("write", &self.path, &error))?;
+        // If they stay, they are in the page cache before and after: no harm.
+        let _ = posix_fadvise(&self.file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        Ok(())
     }
 
     fn existing(path: &Path, bytes: u64) -> Result<Self, Failure> {
