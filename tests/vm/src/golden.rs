@@ -61,6 +61,11 @@ fn normal(text: &str) -> String {
         let end = rest
             .find(|c| part_of_word(c) != part_of_word(first))
             .unwrap_or(rest.len());
+        // What ends a clause is no part of a word.
+        let end = match rest[..end].trim_end_matches([':', '.']).len() {
+            0 => end,
+            shorter => shorter,
+        };
         let (word, after) = rest.split_at(end);
         rest = after;
         let number = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit());
@@ -108,7 +113,7 @@ mod tests {
         assert_eq!(
             normal(said),
             "/dev/<nvme disk 1> on <nvme 1> at <pci 1>, not <nvme 2> or <nvme disk 3>\n\
-             0000:03:00.0: (<pci 1>), <dm>, dm-crypt, nvme: 7.2 reason: no-module"
+             <pci 2>: (<pci 1>), <dm>, dm-crypt, nvme: 7.2 reason: no-module"
         );
     }
 }

@@ -93,7 +93,14 @@ fn filesystem(
         FileSystem::of_path(path).map_err(|errno| Failure::io("explain", path, &errno.into()))?;
     let layer = device(metadata.dev());
     let passes = match (filesystem.reason, &layer) {
-        (Reason::None, Some(_)) => Passes::Yes,
+        (Reason::None, Some(_)) => {
+            let (major, minor) = (major(metadata.dev()), minor(metadata.dev()));
+            let mount = machine::mount::of_device(major, minor);
+            match mount.map(|mount| machine::mount::refusal(filesystem, &mount)) {
+                None | Some(Reason::None) => Passes::Yes,
+                Some(reason) => Passes::No(reason),
+            }
+        }
         (Reason::None, None) => Passes::No(Reason::NoBlockDevice),
         (reason, _) => Passes::No(reason),
     };
@@ -129,6 +136,7 @@ impl Step {
         let kind = match &layer.what {
             What::Partition => "partition".to_owned(),
             What::Md(level) => format!("md {level}"),
+            What::Dm { name, maker } if maker.is_empty() => format!("device mapper, {name}"),
             What::Dm { name, maker } => format!("device mapper, {maker} {name}"),
             What::Nvme(_) => "NVMe namespace".to_owned(),
             What::Loop => "loop device".to_owned(),
@@ -252,6 +260,9 @@ impl Answer for Explanation<'_> {
                 if let Some(fix) = step.fix {
                     text += &format!("fix: {fix}\n");
                 }
+            }
+            None if self.answer.reason() != Reason::None => {
+                text += "none of these is in the way; what is, stands below\n";
             }
             None => text += "nothing that can be seen from outside is in the way\n",
         }

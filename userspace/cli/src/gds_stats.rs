@@ -36,7 +36,7 @@ const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
         all requests, entries of batches too. n/a is what nobody counts.\n\n\
         Exit status: 0, or 1 if there is no such process of the caller's user; 64 for bad usage."
 )]
-struct Args {
+pub struct GdsStatsArgs {
     /// The process
     #[arg(short, value_name = "PID")]
     pid: u32,
@@ -49,7 +49,7 @@ struct Args {
 
 /// Runs the tool.
 pub fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = Args::try_parse_from(words).unwrap_or_else(|error| args::exit(&error));
+    let args = GdsStatsArgs::try_parse_from(words).unwrap_or_else(|error| args::exit(&error));
     let figures = read(args.pid).and_then(|begin| {
         let start = Instant::now();
         if begin.alive != Some(false) {
@@ -61,7 +61,10 @@ pub fn main(words: impl IntoIterator<Item = OsString>) -> ExitCode {
     });
     match figures.and_then(|(begin, end, took)| output::print(&text(&args, &begin, &end, took))) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => output::fail(&failure, false, 1),
+        Err(failure) => {
+            output::complain_as("gds_stats", &failure);
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -80,7 +83,7 @@ fn read(pid: u32) -> Result<Process, Failure> {
     })
 }
 
-fn text(args: &Args, begin: &Process, end: &Process, took: Duration) -> String {
+fn text(args: &GdsStatsArgs, begin: &Process, end: &Process, took: Duration) -> String {
     let (then, now) = (begin.total(), end.total());
     let mut text = format!("cuFile STATS VERSION : {VERSION}\nGLOBAL STATS:\n");
     global(&mut text, &then, &now, took);

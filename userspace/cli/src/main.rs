@@ -12,9 +12,12 @@ mod explain;
 mod failure;
 mod file;
 mod gds_stats;
+mod gdscheck;
 mod gpu;
 mod info;
+mod load;
 mod machine;
+mod manual;
 mod output;
 mod prove;
 mod run;
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
     // Scripts for GPUDirect Storage's tools know them by name.
     match name().as_deref() {
         Some("gds_stats") => gds_stats::main(std::env::args_os()),
+        Some("gdscheck" | "gdscheck.py") => gdscheck::main(std::env::args_os()),
         _ => vramio(),
     }
 }
@@ -44,6 +48,7 @@ fn name() -> Option<String> {
 fn vramio() -> ExitCode {
     match args::parse().command {
         Command::Cp(args) => cp::main(&args),
+        Command::Load(args) => load::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Explain(args) => explain::main(&args),
         Command::Prove(args) => prove::main(&args),
@@ -51,5 +56,7 @@ fn vramio() -> ExitCode {
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Run(args) => run::main(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::pages(&args),
     }
 }

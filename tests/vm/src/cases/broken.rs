@@ -144,6 +144,9 @@ fn crypt(context: &mut Context<'_>) -> Result<()> {
     let key = "5c".repeat(64);
     let table = format!("0 65536 crypt aes-xts-plain64 {key} 0 {disk} 0");
     let device = stack::dm(&context.session, "broken", &table)?;
+    // As cryptsetup, which makes them for people, names them.
+    let uuid = ["rename", "broken", "--setuuid", "CRYPT-LUKS2-5c-broken"];
+    stack::dmsetup(&context.session, &uuid)?;
     let said = explain(context, "dm-crypt", &device);
     stack::clear(&context.session)?;
     said

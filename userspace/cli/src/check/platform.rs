@@ -4,7 +4,7 @@
 
 use serde_json::{json, Value};
 use vramio::topology::{Kind, Route, Topology, Way};
-use vramio::{Context, PciAddress, Reason};
+use vramio::{Code, Context, PciAddress, Reason};
 
 use super::finding::{Finding, State};
 use super::{Answer, Usable};
@@ -18,17 +18,21 @@ pub struct Platform {
     pairs: Vec<Pair>,
     /// The PCI tree, if it was asked for.
     topology: Option<Topology>,
-    gpus: usize,
-    /// The module can be used.
-    module: bool,
+    /// The GPUs, by place.
+    pub gpus: Vec<PciAddress>,
+    /// Why the module can't be used; [`Reason::None`] if it can.
+    module: Code<Reason>,
 }
 
 /// A GPU and a drive.
 #[derive(Debug)]
-struct Pair {
-    gpu: PciAddress,
-    drive: PciAddress,
-    route: Route,
+pub struct Pair {
+    /// The GPU.
+    pub gpu: PciAddress,
+    /// The drive.
+    pub drive: PciAddress,
+    /// What lies between them.
+    pub route: Route,
 }
 
 /// Looks at the machine.
@@ -40,7 +44,13 @@ pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
         .unwrap_or_default();
     let context = Context::new()?;
     let device = context.device();
-    let mut platform = look(&root, &topology, &release, device.is_ok());
+    let module = match &device {
+        Ok(_) => Reason::None.into(),
+        // One that can't be asked is as good as none.
+        Err(error) if error.reason == Reason::None => Reason::NoModule.into(),
+        Err(error) => error.reason,
+    };
+    let mut platform = look(&root, &topology, &release, module);
     platform
         .sections
         .insert(1, ("module", module::findings(&root, &release, device)));
@@ -49,7 +59,7 @@ pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
 }
 
 /// What the kernel's files say.
-fn look(root: &Root, topology: &Topology, release: &str, module: bool) -> Platform {
+fn look(root: &Root, topology: &Topology, release: &str, module: Code<Reason>) -> Platform {
     let gpus: Vec<PciAddress> = addresses(topology, Kind::Gpu);
     let mut pairs = Vec::new();
     for &gpu in &gpus {
@@ -70,7 +80,7 @@ fn look(root: &Root, topology: &Topology, release: &str, module: bool) -> Platfo
         ],
         pairs,
         topology: None,
-        gpus: gpus.len(),
+        gpus,
         module,
     }
 }
@@ -150,40 +160,73 @@ impl Pair {
 }
 
 impl Platform {
-    fn failures(&self) -> usize {
+    /// All that was found, by section.
+    pub fn findings(&self) -> impl Iterator<Item = (&'static str, &Finding)> {
         self.sections
             .iter()
-            .flat_map(|(_, findings)| findings)
-            .filter(|finding| finding.state == State::Fail)
+            .flat_map(|(name, findings)| findings.iter().map(move |finding| (*name, finding)))
+    }
+
+    /// The pairs of GPU and drive.
+    pub fn pairs(&self) -> &[Pair] {
+        &self.pairs
+    }
+
+    /// What keeps files on these drives from going direct to this GPU, as far as the machine
+    /// goes; the routes are not looked at.
+    pub fn obstacle(&self, gpu: Option<PciAddress>, drives: &[PciAddress]) -> Option<Code<Reason>> {
+        if self.module != Reason::None {
+            return Some(self.module);
+        }
+        if !self.ready() {
+            let swiotlb = self
+                .findings()
+                .any(|(_, finding)| finding.what == "swiotlb" && finding.state == State::Fail);
+            let reason = if swiotlb {
+                Reason::Swiotlb
+            } else {
+                Reason::KernelTooOld
+            };
+            return Some(reason.into());
+        }
+        if gpu.is_some_and(|gpu| self.fails(gpu)) {
+            return Some(Reason::NoPgmap.into());
+        }
+        drives
+            .iter()
+            .any(|drive| self.fails(*drive))
+            .then(|| Reason::MergeBarrier.into())
+    }
+
+    /// Whether something of a device is in the way.
+    fn fails(&self, address: PciAddress) -> bool {
+        let address = address.to_string();
+        self.findings().any(|(_, finding)| {
+            finding.state == State::Fail && finding.object.as_ref() == Some(&address)
+        })
+    }
+
+    fn failures(&self) -> usize {
+        self.findings()
+            .filter(|(_, finding)| finding.state == State::Fail)
             .count()
     }
 
     /// Whether nothing else than a pair's route is in the way.
     fn ready(&self) -> bool {
-        self.module
+        self.module == Reason::None
             && self
-                .sections
-                .iter()
+                .findings()
                 .filter(|(name, _)| matches!(*name, "kernel" | "module"))
-                .flat_map(|(_, findings)| findings)
-                .all(|finding| finding.state != State::Fail || finding.what == "udev")
+                .all(|(_, finding)| finding.state != State::Fail || finding.what == "udev")
     }
 
     /// The pairs that nothing in sight stands against.
-    fn direct(&self) -> impl Iterator<Item = &Pair> {
+    pub fn direct(&self) -> impl Iterator<Item = &Pair> {
         let ready = self.ready();
-        let fails = |address: PciAddress| {
-            let address = address.to_string();
-            self.sections
-                .iter()
-                .flat_map(|(_, findings)| findings)
-                .any(|finding| {
-                    finding.state == State::Fail && finding.object.as_ref() == Some(&address)
-                })
-        };
-        self.pairs
-            .iter()
-            .filter(move |pair| ready && pair.is_open() && !fails(pair.gpu) && !fails(pair.drive))
+        self.pairs.iter().filter(move |pair| {
+            ready && pair.is_open() && !self.fails(pair.gpu) && !self.fails(pair.drive)
+        })
     }
 }
 
@@ -191,7 +234,7 @@ impl Answer for Platform {
     fn usable(&self) -> Usable {
         if self.direct().next().is_some() {
             Usable::Direct
-        } else if self.gpus > 0 {
+        } else if !self.gpus.is_empty() {
             Usable::Fallback
         } else {
             Usable::No
@@ -328,7 +371,12 @@ mod tests {
                 "1",
             ),
         ]);
-        look(&root, &machine(redirect, provider), "7.3.4", module)
+        let module = if module {
+            Reason::None
+        } else {
+            Reason::NoModule
+        };
+        look(&root, &machine(redirect, provider), "7.3.4", module.into())
     }
 
     #[test]
@@ -378,7 +426,7 @@ mod tests {
     #[test]
     fn no_gpu_is_not_usable() {
         let (_directory, root) = root(&[]);
-        let platform = look(&root, &Topology::default(), "7.3.4", true);
+        let platform = look(&root, &Topology::default(), "7.3.4", Reason::None.into());
         assert_eq!(platform.usable(), Usable::No);
         assert!(platform
             .to_text()

@@ -63,9 +63,23 @@ fn memory(root: &Root, gpu: &Function) -> Finding {
 }
 
 /// The largest range of memory that it shows.
-fn largest_bar(root: &Root, address: PciAddress) -> Option<Bar> {
+pub fn largest_bar(root: &Root, address: PciAddress) -> Option<Bar> {
     let text = root.text(format!("/sys/bus/pci/devices/{address}/resource"))?;
     Bar::list(&text).into_iter().max_by_key(|bar| bar.bytes)
+}
+
+/// What a GPU is called: by its driver, else by its numbers.
+pub fn name(root: &Root, gpu: &Function) -> String {
+    let model = root
+        .text(format!(
+            "/proc/driver/nvidia/gpus/{}/information",
+            gpu.address
+        ))
+        .and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("Model:"))?;
+            Some(line.trim().to_owned())
+        });
+    model.unwrap_or_else(|| format!("{:04x}:{:04x}", gpu.vendor, gpu.device))
 }
 
 /// What NVIDIA's driver says of itself.
@@ -150,6 +164,19 @@ mod tests {
             "BAR 1 of 1024 MiB, driver mockgpu, which offers peer-to-peer memory"
         );
         assert_eq!(finding.object.as_deref(), Some("0000:03:00.0"));
+    }
+
+    #[test]
+    fn a_gpu_has_a_name() {
+        let topology = gpu(Some("nvidia"), false);
+        let function = topology.of_kind(Kind::Gpu).next().expect("one");
+        let (_directory, none) = root(&[]);
+        assert_eq!(name(&none, function), "10de:2335");
+        let (_directory, root) = root(&[(
+            "/proc/driver/nvidia/gpus/0000:03:00.0/information",
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 5\n",
+        )]);
+        assert_eq!(name(&root, function), "NVIDIA H200");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod pool;
 mod read;
 mod ring;
 mod run;
+mod whole;
 mod write;
 
 pub(crate) use cache::cachestat;
@@ -34,9 +35,18 @@ use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
 use pool::{NoSlab, Pool};
 use run::{How, Run};
+use whole::is_cached;
 
 /// Pieces of a request that many threads work on are at least this long, bytes.
 const LEAST_PIECE: u64 = 256 << 10;
+
+/// Of a request that is in the page cache as a whole each thread has this many pieces, so
+/// that the copy engine begins early, and is not busy for long after the last was read.
+const CACHED_PIECES: u64 = 2;
+/// They are at least and at most this long, bytes: each is a call of the driver.
+const CACHED_PIECE: (u64, u64) = (128 << 10, 512 << 10);
+/// Longer requests, bytes, are not asked about as a whole: that takes time, too.
+const CACHED_MOST: u64 = 32 << 20;
 
 /// The engine.
 #[derive(Debug)]
@@ -44,6 +54,8 @@ pub(crate) struct Compat {
     pool: Arc<Pool>,
     threads: usize,
     split: u64,
+    /// A staging buffer, bytes.
+    slab: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
     /// Requests that are under way.
@@ -81,6 +93,7 @@ impl Compat {
             )),
             threads: config.threads,
             split: config.split_bytes,
+            slab: config.slab_bytes as u64,
             slot: (config.slab_bytes / SLOTS) as u64,
             under_way: AtomicUsize::new(0),
         }
@@ -170,6 +183,15 @@ impl Compat {
         let pieces = usize::try_from(len.div_ceil(piece)).unwrap_or(usize::MAX);
         (threads.min(pieces), piece)
     }
+
+    /// How long pieces are where all is in the page cache.
+    fn cached_piece(&self, len: u64, threads: usize) -> u64 {
+        let fair = (len / (threads as u64 * CACHED_PIECES))
+            .max(1)
+            .next_power_of_two();
+        let (least, most) = CACHED_PIECE;
+        fair.clamp(least, most).min(self.slot)
+    }
 }
 
 impl Engine for Compat {
@@ -192,7 +214,7 @@ impl Engine for Compat {
             job.wait_for_stream()?;
         }
         let under_way = UnderWay::begin(&self.under_way);
-        let (mut threads, piece) = self.division(job.request.len, under_way.others);
+        let (mut threads, mut piece) = self.division(job.request.len, under_way.others);
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
             && job.target.filesystem.in_memory;
@@ -203,7 +225,14 @@ impl Engine for Compat {
             Some(self.take(job)?)
         };
         let mut how = How::Free;
-        if job.request.len > piece {
+        let small = self.cached_piece(job.request.len, threads);
+        if lease.is_some() && (small + 1..=CACHED_MOST).contains(&job.request.len) && is_cached(job)
+        {
+            piece = small;
+            if job.request.len <= self.slab {
+                how = How::Whole;
+            }
+        } else if job.request.len > piece {
             how = self.how(job, lease.as_mut())?;
             // A drive that has several requests of one thread is not faster with more.
             if how == How::InOrder
@@ -213,13 +242,17 @@ impl Engine for Compat {
             }
         }
         let run = Run::new(job.clone(), self.pool.clone(), piece, how);
-        if threads == 1 {
+        if threads == 1 && how != How::Whole {
             let result = run.alone(lease);
             self.account(job, &run);
             return result;
         }
         let run = Arc::new(run);
-        let result = run.clone().together(lease, threads - 1);
+        let result = if how == How::Whole {
+            run.clone().whole(lease, threads - 1)
+        } else {
+            run.clone().together(lease, threads - 1)
+        };
         self.account(job, &run);
         result
     }

@@ -4,13 +4,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use vramio_abi::{Certainty, Path, Reason};
 
 use super::pool::{Lease, Pool};
 use super::ring::Ring;
+use super::whole::{self, Place};
 use super::{error, read, write};
 use crate::engine::Job;
 use crate::error::Error;
@@ -19,6 +21,10 @@ use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
 use crate::sync::Crew;
 use crate::workers::{Task, Workers};
+
+/// How long the caller's thread waits awake for workers: about as long as the last of them
+/// needs for a part.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// A request under way. Positions count from its start, in bytes.
 #[derive(Debug)]
@@ -33,10 +39,9 @@ pub(super) struct Run {
     state: Mutex<State>,
     /// Workers that are at it.
     crew: Crew,
-    /// One part after the other, in the order of the file.
-    pub(super) ordered: bool,
-    /// The caller's thread alone reads by direct I/O; the others leave that to it.
-    one_at_drive: bool,
+    how: How,
+    /// Where all of it lies, if it is [`How::Whole`].
+    place: OnceLock<Place>,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
     /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
@@ -62,13 +67,13 @@ pub(super) struct Moved {
 
 /// What moved, in no order. Most requests have one, which needs no memory of its own.
 #[derive(Debug, Default)]
-struct Moves {
+pub(super) struct Moves {
     last: Option<Moved>,
     before: Vec<Moved>,
 }
 
 impl Moves {
-    fn add(&mut self, next: Moved) {
+    pub(super) fn add(&mut self, next: Moved) {
         match &mut self.last {
             Some(last) if last.path == next.path && last.at + last.len == next.at => {
                 last.len += next.len;
@@ -104,6 +109,9 @@ pub(super) enum How {
     InOrder,
     /// As it comes; the caller's thread alone reads by direct I/O.
     OneAtDrive,
+    /// All have one staging buffer, in which each part has its place. What the page cache
+    /// has not is the caller's thread's.
+    Whole,
 }
 
 impl Run {
@@ -117,8 +125,8 @@ impl Run {
             end,
             state: Mutex::new(State::default()),
             crew: Crew::default(),
-            ordered: how == How::InOrder,
-            one_at_drive: how == How::OneAtDrive,
+            how,
+            place: OnceLock::new(),
             no_ring: AtomicBool::new(false),
             no_second_fd: AtomicBool::new(false),
         }
@@ -140,15 +148,38 @@ impl Run {
         lease: Option<Lease>,
         workers: usize,
     ) -> Result<Outcome, Error> {
-        let task: Arc<dyn Task> = self.clone();
-        Workers::of_process().post(&task, workers);
+        let posted = Posted::post(&self, workers);
         self.participate(lease, Role::Caller);
-        Workers::of_process().withdraw(&task);
-        self.crew.wait();
+        drop(posted);
         // The caller's thread has done what was left to it, unless it could not begin.
         while let Some(piece) = self.left() {
             self.fail_too(piece.at, Errno::EIO);
         }
+        self.result()
+    }
+
+    /// Does it, all in one staging buffer, with the caller's thread and workers besides.
+    pub(super) fn whole(
+        self: Arc<Self>,
+        lease: Option<Lease>,
+        workers: usize,
+    ) -> Result<Outcome, Error> {
+        let mut hand = match Hand::new(&self, lease, Role::Caller) {
+            Ok(hand) => hand,
+            Err(fault) => return Err(self.fault(fault)),
+        };
+        let Some(place) = hand.place() else {
+            return Err(error(&self.job, Errno::ENOMEM));
+        };
+        let place = self.place.get_or_init(|| place);
+        let posted = (workers > 0).then(|| Posted::post(&self, workers));
+        whole::pieces(&self, place);
+        drop(posted);
+        // All copies are queued. The staging buffer is for other things when they are done.
+        if hand.settle_whole() {
+            read::pieces(&mut hand);
+        }
+        hand.finish();
         self.result()
     }
 
@@ -196,8 +227,13 @@ impl Run {
         }
     }
 
+    /// One part after the other, in the order of the file.
+    pub(super) fn ordered(&self) -> bool {
+        self.how == How::InOrder
+    }
+
     /// Leaves a part to the caller's thread.
-    fn leave(&self, piece: Piece) {
+    pub(super) fn leave(&self, piece: Piece) {
         self.lock().left.push_back(piece);
     }
 
@@ -240,6 +276,11 @@ impl Run {
         fault
             .into_error(request.direction.into(), self.job.memory.name())
             .with_range(request.buffer_offset, request.len)
+    }
+
+    /// A thread hands in what it has moved.
+    pub(super) fn add(&self, moved: Moves) {
+        self.lock().moved.append(moved);
     }
 
     /// What came of it.
@@ -286,10 +327,35 @@ impl Task for Run {
 
     fn run(self: Arc<Self>) {
         let _member = self.crew.member();
+        if let Some(place) = self.place.get() {
+            whole::join(&self, place);
+            return;
+        }
         // Without a staging buffer the others do it.
         if let Some(lease) = self.pool.try_take() {
             self.participate(Some(lease), Role::Worker);
         }
+    }
+}
+
+/// Workers are asked to help. When it is dropped, none is at it any more.
+struct Posted<'r> {
+    run: &'r Run,
+    task: Arc<dyn Task>,
+}
+
+impl<'r> Posted<'r> {
+    fn post(run: &'r Arc<Run>, workers: usize) -> Self {
+        let task: Arc<dyn Task> = run.clone();
+        Workers::of_process().post(&task, workers);
+        Posted { run, task }
+    }
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        Workers::of_process().withdraw(&self.task);
+        self.run.crew.wait(AWAKE);
     }
 }
 
@@ -351,20 +417,24 @@ impl<'r> Hand<'r> {
     /// The next piece.
     pub(super) fn piece(&self) -> Option<Piece> {
         let run = self.run;
-        if !(run.one_at_drive && self.role == Role::Caller) {
-            return run.claim();
+        match (run.how, self.role) {
+            (How::OneAtDrive, Role::Caller) => {
+                run.left().or_else(|| run.claim()).or_else(|| {
+                    // Who comes after this finds nothing to take, and so nothing to leave.
+                    run.crew.wait(AWAKE);
+                    run.left()
+                })
+            }
+            // All has been taken.
+            (How::Whole, _) => run.left(),
+            _ => run.claim(),
         }
-        run.left().or_else(|| run.claim()).or_else(|| {
-            // Who comes after this finds nothing to take, and so nothing to leave.
-            run.crew.wait();
-            run.left()
-        })
     }
 
     /// Whether a part that needs the drive was left to the caller's thread: then that
     /// does it.
     pub(super) fn leaves(&self, at: u64, len: u64) -> bool {
-        let leaves = self.run.one_at_drive && self.role == Role::Worker;
+        let leaves = self.run.how == How::OneAtDrive && self.role == Role::Worker;
         if leaves {
             self.run.leave(Piece { at, len });
         }
@@ -404,7 +474,7 @@ impl<'r> Hand<'r> {
 
     /// The ring for requests at the drive, if this request is worth one and there is one.
     pub(super) fn ring(&mut self) -> Option<&mut Ring> {
-        if self.small || self.run.ordered {
+        if self.small || self.run.ordered() {
             return None;
         }
         let slab = self.lease.as_mut().and_then(Lease::slab)?;
@@ -456,6 +526,21 @@ impl<'r> Hand<'r> {
                 lane.wait(slot)
             }
         })
+    }
+
+    /// The staging buffer, as the place of all parts; `None`, if there is none.
+    fn place(&mut self) -> Option<Place> {
+        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+            return None;
+        };
+        let slab = self.lease.as_mut().and_then(Lease::slab)?;
+        let port = slab.lane(memory.ctx()).ok()?.port();
+        Some(Place::new(slab.at(0), port))
+    }
+
+    /// Waits for all copies that were queued, whoever did it. Says whether they are done.
+    fn settle_whole(&mut self) -> bool {
+        self.copied(0, |lane| lane.mark(0).and_then(|()| lane.wait_awake(0)))
     }
 
     /// Runs something on the lane; a failure ends the request at `at`, or where an
@@ -569,13 +654,14 @@ impl<'r> Hand<'r> {
             let last = self
                 .last
                 .filter(|slot| self.open[*slot].is_some() && !self.small);
-            self.copied(at, |lane| match last {
-                Some(last) => lane.wait(last),
-                None => lane.finish(),
+            let role = self.role;
+            self.copied(at, |lane| match (last, role) {
+                (Some(last), Role::Caller) => lane.wait_awake(last),
+                (Some(last), Role::Worker) => lane.wait(last),
+                (None, _) => lane.finish(),
             });
         }
-        let moved = std::mem::take(&mut self.moved);
-        self.run.lock().moved.append(moved);
+        self.run.add(std::mem::take(&mut self.moved));
     }
 }
 
