@@ -10,6 +10,7 @@ mod client;
 mod context;
 mod filesystem;
 mod fleet;
+mod golden;
 mod lane;
 mod platform;
 mod refusal;

@@ -14,6 +14,7 @@ use crate::endpoint::Endpoint;
 use crate::load::args::LoadArgs;
 use crate::manual;
 use crate::output;
+use crate::prove::ProveArgs;
 use crate::size;
 
 /// Moves file data between NVMe drives and GPU memory by one DMA, and says
@@ -67,6 +68,13 @@ pub enum Command {
     /// step says whether it passes data on untouched. The module's verdict stands below, as
     /// `vramio check FILE` gives it.
     Explain(ExplainArgs),
+    /// Read by the direct path, and see which accounts bear it out
+    ///
+    /// A new file is made beside FILE, filled with random bytes, read into GPU memory by the
+    /// direct path and compared; it is removed at the end. FILE itself is only looked at, with
+    /// --read-only read. Meanwhile the accounts of everyone who sees the bytes are kept: the
+    /// module, the kernel, the drive. Any that disagrees is named.
+    Prove(ProveArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
     /// Show the configuration, and where each value comes from
@@ -77,7 +85,8 @@ pub enum Command {
     /// Show what processes have moved, how, and why not otherwise
     ///
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
-    /// itself, from its first request on; looking costs it nothing.
+    /// itself, from its first request on; looking costs it nothing. Beside them, what the
+    /// kernel module counts of everybody, where the caller may open it.
     Stats(StatsArgs),
     /// Measure how fast data moves between a file and GPU memory, and what that costs
     ///
@@ -264,6 +273,17 @@ pub struct StatsArgs {
     /// Processes that have ended, too
     #[arg(long)]
     pub ended: bool,
+
+    /// How much to show: 1 what each process moved; 2 also how long its requests were; 3 by
+    /// GPU and path, with reasons and certainty. JSON has all of it
+    #[arg(
+        long,
+        short,
+        value_name = "LEVEL",
+        default_value = "3",
+        value_parser = clap::value_parser!(u8).range(1..=3)
+    )]
+    pub level: u8,
 
     /// Print one JSON object; with --watch one on each line
     #[arg(long)]

@@ -136,6 +136,7 @@ impl Step {
         let kind = match &layer.what {
             What::Partition => "partition".to_owned(),
             What::Md(level) => format!("md {level}"),
+            What::Dm { name, maker } if maker.is_empty() => format!("device mapper, {name}"),
             What::Dm { name, maker } => format!("device mapper, {maker} {name}"),
             What::Nvme(_) => "NVMe namespace".to_owned(),
             What::Loop => "loop device".to_owned(),
@@ -259,6 +260,9 @@ impl Answer for Explanation<'_> {
                 if let Some(fix) = step.fix {
                     text += &format!("fix: {fix}\n");
                 }
+            }
+            None if self.answer.reason() != Reason::None => {
+                text += "none of these is in the way; what is, stands below\n";
             }
             None => text += "nothing that can be seen from outside is in the way\n",
         }

@@ -133,14 +133,14 @@ impl Failure {
         }
     }
 
-    /// The reason's stable name, if there is one.
-    pub fn reason_name(&self) -> Option<String> {
+    /// The reason, if there is one.
+    pub fn why(&self) -> Option<Code<Reason>> {
         let reason = match self {
             Failure::Library(error) => error.reason,
             Failure::Load(_) => Reason::None.into(),
             Failure::Own { reason, .. } => *reason,
         };
-        (reason != Reason::None).then(|| reason.to_string())
+        (reason != Reason::None).then_some(reason)
     }
 
     /// For JSON.

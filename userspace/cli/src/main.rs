@@ -12,6 +12,7 @@ mod endpoint;
 mod explain;
 mod failure;
 mod file;
+mod gds_stats;
 mod gdscheck;
 mod gpu;
 mod info;
@@ -19,6 +20,7 @@ mod load;
 mod machine;
 mod manual;
 mod output;
+mod prove;
 mod run;
 mod signal;
 mod size;
@@ -33,6 +35,7 @@ use args::Command;
 fn main() -> ExitCode {
     // Scripts for GPUDirect Storage's tools know them by name.
     match name().as_deref() {
+        Some("gds_stats") => gds_stats::main(std::env::args_os()),
         Some("gdscheck" | "gdscheck.py") => gdscheck::main(std::env::args_os()),
         _ => vramio(),
     }
@@ -50,6 +53,7 @@ fn vramio() -> ExitCode {
         Command::Load(args) => load::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Explain(args) => explain::main(&args),
+        Command::Prove(args) => prove::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),

@@ -13,6 +13,7 @@ use clap_mangen::Man;
 
 use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
+use crate::gds_stats::GdsStatsArgs;
 use crate::gdscheck::GdscheckArgs;
 use crate::output;
 
@@ -20,9 +21,10 @@ use crate::output;
 type Program = (&'static str, fn() -> Command);
 
 /// The programs that this one is.
-const PROGRAMS: [Program; 2] = [
+const PROGRAMS: [Program; 3] = [
     ("vramio", Args::command),
     ("gdscheck", GdscheckArgs::command),
+    ("gds_stats", GdsStatsArgs::command),
 ];
 
 /// One of their names.

@@ -508,3 +508,25 @@ fn stats_show_what_was_counted() {
     let run = vramio(["stats", "--prometheus", "/nowhere/a.prom"]);
     run.fails(1, &["/nowhere/a.prom"]);
 }
+
+#[test]
+fn prove_needs_a_gpu_and_the_module_and_leaves_no_file() {
+    let (dir, file) = directory_with_file();
+    let run = vramio([os("prove"), file.as_os_str()]);
+    run.fails(not_direct(), &["fix: "]);
+    // With a GPU, the module is what is missing.
+    let output = Command::new(env!("CARGO_BIN_EXE_vramio"))
+        .args([os("prove"), os("--json"), file.as_os_str()])
+        .output()
+        .expect("the command runs");
+    let run = Run::from(output);
+    run.fails(2, &["no-module", "fix: load vramio.ko"]);
+    assert_eq!(run.json()["error"]["reason"], "no-module");
+    let left: Vec<_> = fs::read_dir(dir.path()).expect("a directory").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(fs::read(&file).expect("it is there"), [7; 4096]);
+
+    vramio([os("prove")]).is_usage(&["<FILE>"]);
+    vramio([os("prove"), file.as_os_str(), os("--size"), os("0")]).is_usage(&["must not be 0"]);
+    vramio(["prove", "/nowhere/file", "--gpu", "x"]).is_usage(&["--gpu"]);
+}

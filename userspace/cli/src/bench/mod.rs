@@ -89,7 +89,7 @@ impl State {
     /// What a failure means that came up before anything was measured.
     fn of(failure: Failure) -> Self {
         match failure {
-            Failure::Library(_) if failure.reason_name().is_some() => State::Refused(failure),
+            Failure::Library(_) if failure.why().is_some() => State::Refused(failure),
             _ => State::Failed(failure),
         }
     }

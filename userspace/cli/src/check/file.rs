@@ -122,6 +122,14 @@ impl FileAnswer<'_> {
         }
     }
 
+    /// Why requests would not go direct: [`Reason::None`] if they would.
+    pub fn reason(&self) -> Code<Reason> {
+        match (self.decision(), &self.gpu) {
+            (Decision::Undecided, None) => Reason::NoGpu.into(),
+            _ => self.verdict.reason,
+        }
+    }
+
     fn decision(&self) -> Decision {
         if self.verdict.is_refused() {
             Decision::Refused
@@ -158,14 +166,15 @@ impl Answer for FileAnswer<'_> {
     fn to_text(&self) -> String {
         let Verdict {
             path,
-            reason,
             certainty,
             error,
             mem_align,
             offset_align,
             distance,
             target,
+            ..
         } = self.verdict;
+        let reason = self.reason();
         let decision = match self.decision() {
             Decision::Direct => "direct",
             Decision::Refused => "refused",
@@ -207,7 +216,7 @@ impl Answer for FileAnswer<'_> {
 
     fn to_json(&self) -> serde_json::Value {
         let verdict = &self.verdict;
-        let reason = verdict.reason;
+        let reason = self.reason();
         let answer = AnswerJson {
             file: self.file.display().to_string(),
             operation: self.direction.to_string(),
