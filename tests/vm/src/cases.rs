@@ -7,6 +7,7 @@ mod async_end;
 mod async_io;
 mod async_refuse;
 mod cli;
+mod clients;
 mod cuda;
 mod detect;
 mod dmabuf;
@@ -52,6 +53,7 @@ pub fn all() -> Vec<Case> {
         // Its last event leaves a drive that cannot be taken out any more.
         removal::cases(),
         cli::cases(),
+        clients::cases(),
         cuda::cases(),
         planner::cases(),
         fuzz::cases(),
