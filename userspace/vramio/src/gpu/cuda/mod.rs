@@ -24,7 +24,7 @@ pub use driver::driver_version;
 pub(crate) use context::{Ctx, Entered};
 pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
-pub(crate) use lane::{Lane, Port, SLOTS};
+pub(crate) use lane::{Lane, SLOTS};
 pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
 pub(crate) use stream::wait_for;
