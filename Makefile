@@ -84,6 +84,10 @@ test-install: ## Slow lane: make install and make dkms in a Debian system made f
 	@$(VM) test-install
 	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
 
+.PHONY: test-clients
+test-clients: ## Slow lane: clients of cuFile in a VM (KvikIO's library from its wheel, a C program), on the module.
+	@$(VM_TESTS) --lane clients $(FILTER)
+
 .PHONY: test-platform
 test-platform: ## Slow lane: one VM for each platform (IOMMU, ACS, root ports, bounce buffers).
 	@$(VM_TESTS) --lane platform $(FILTER)

@@ -28,7 +28,7 @@ pub use queue::CudaStream;
 pub(crate) use context::{Ctx, Entered};
 pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
-pub(crate) use lane::{Lane, Port, SLOTS};
+pub(crate) use lane::{Lane, SLOTS};
 pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
 pub(crate) use stream::wait_for;
