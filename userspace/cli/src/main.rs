@@ -18,6 +18,7 @@ mod load;
 mod machine;
 mod manual;
 mod output;
+mod progress;
 mod run;
 mod signal;
 mod size;
