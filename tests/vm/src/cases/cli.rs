@@ -111,7 +111,8 @@ fn load_and_copy(context: &mut Context<'_>) -> Result<()> {
             "b": { "dtype": "U8", "shape": [size - half], "data_offsets": [half, size] },
         })
         .to_string();
-        let text = format!("{text:width$}", width = text.len().next_multiple_of(8));
+        // So long that its length is UTF-8.
+        let text = format!("{text:256}");
         let length = (text.len() as u64).to_le_bytes();
         let head = format!("{}{text}", String::from_utf8(length.to_vec())?);
         let begin = head.len() as u64;
@@ -267,13 +268,15 @@ fn check_machine(context: &mut Context<'_>) -> Result<()> {
 
     context.session.rmmod("vramio")?;
     let without = exec(context, &["vramio", "check"])?;
-    let mounts = run(context, &["vramio", "check", "-m", "--json"])?;
+    let mounts = exec(context, &["vramio", "check", "-m", "--json"])?;
     let same = exec(context, &[gdscheck, "-p", "-t"])?;
     context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
     ensure!(
         without.exit == Exit::Code(2) && without.stdout.contains("FAIL  module"),
         "{without:?}"
     );
+    ensure!(mounts.exit == Exit::Code(2), "{mounts:?}");
+    let mounts: serde_json::Value = serde_json::from_str(&mounts.stdout)?;
     let mounts = mounts["mounts"].as_array().context("a list of mounts")?;
     let mount = mounts.iter().find(|mount| mount["mount"] == dir.as_str());
     ensure!(
