@@ -20,6 +20,7 @@ mod load;
 mod machine;
 mod manual;
 mod output;
+mod progress;
 mod prove;
 mod run;
 mod signal;
