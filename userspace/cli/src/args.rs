@@ -12,6 +12,7 @@ use vramio::{Direction, Policy};
 use crate::bench::args::BenchArgs;
 use crate::endpoint::Endpoint;
 use crate::size;
+use crate::tune::args::TuneArgs;
 
 /// Moves file data between NVMe drives and GPU memory by one DMA, and says
 /// truthfully how it travelled.
@@ -65,6 +66,11 @@ pub enum Command {
     /// Through the library and past it, one path or several in turns: rates, latencies,
     /// processor time, and which path the data took.
     Bench(BenchArgs),
+    /// Find the request size below which host memory is faster than the direct path
+    ///
+    /// For the file system that FILE is on, by measuring both; shows the curve, the threshold,
+    /// and what that changes in the configuration files.
+    Tune(TuneArgs),
     /// Run a program that speaks cuFile on vramio's libcufile
     ///
     /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard
@@ -339,14 +345,15 @@ impl CpArgs {
 }
 
 /// The exit status for bad usage, as sysexits.h has it.
-const USAGE: i32 = 64;
+pub const USAGE: i32 = 64;
 
 /// Reads the command line. Ends the program if it is none, or if help was asked for.
 pub fn parse() -> Args {
     Args::try_parse().unwrap_or_else(|error| exit(&error))
 }
 
-fn exit(error: &clap::Error) -> ! {
+/// Ends the program: it was told something wrong, or asked for help.
+pub fn exit(error: &clap::Error) -> ! {
     // If standard error is closed, nobody can be told.
     let _ = error.print();
     std::process::exit(if error.use_stderr() { USAGE } else { 0 })

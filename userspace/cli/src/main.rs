@@ -12,7 +12,9 @@ mod endpoint;
 mod explain;
 mod failure;
 mod file;
+mod gdsio;
 mod gpu;
+mod host_memory;
 mod info;
 mod machine;
 mod output;
@@ -20,13 +22,30 @@ mod run;
 mod signal;
 mod size;
 mod stats;
+mod tune;
 mod workload;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::Command;
 
 fn main() -> ExitCode {
+    // Scripts for GPUDirect Storage's tools know them by name.
+    match name().as_deref() {
+        Some("gdsio") => gdsio::main(std::env::args_os()),
+        Some("gdsio_verify") => gdsio::verify::main(std::env::args_os()),
+        _ => vramio(),
+    }
+}
+
+/// The name that this program was started by.
+fn name() -> Option<String> {
+    let program = PathBuf::from(std::env::args_os().next()?);
+    program.file_name()?.to_str().map(str::to_owned)
+}
+
+fn vramio() -> ExitCode {
     match args::parse().command {
         Command::Cp(args) => cp::main(&args),
         Command::Check(args) => check::main(&args),
@@ -35,6 +54,7 @@ fn main() -> ExitCode {
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Tune(args) => tune::main(&args),
         Command::Run(args) => run::main(&args),
     }
 }

@@ -39,7 +39,12 @@ pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
 
 /// Prints a line to standard error. If that is closed, nobody can be told.
 pub fn complain(message: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "vramio: {message}");
+    complain_as("vramio", message);
+}
+
+/// The same, by another of the program's names.
+pub fn complain_as(name: &str, message: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{name}: {message}");
 }
 
 /// Reports a failure, as JSON too if that was asked for, and ends with `code`.
