@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
+use vramio::gpu::cuda::{CudaAlloc, CudaGpu, CudaHostAlloc, CudaVirtual};
 use vramio::gpu::mock::{MockGpu, MockMemory};
 use vramio::{Context, GpuBuffer, PciAddress, Reason};
 
 use crate::failure::Failure;
+use crate::host_memory::{Heap, Mapped};
 
 /// An open GPU.
 #[derive(Debug)]
@@ -62,27 +63,65 @@ pub enum Allocation {
     Mock(Arc<MockMemory>),
     /// Of a CUDA device.
     Cuda(Arc<CudaAlloc>),
+    /// Of a CUDA device, mapped by hand (cuMemMap).
+    Virtual(Arc<CudaVirtual>),
+    /// Pinned host memory of the CUDA driver.
+    Pinned(Arc<CudaHostAlloc>),
+    /// Host memory of malloc(3).
+    Heap(Arc<Heap>),
+    /// Host memory of mmap(2).
+    Mapped(Arc<Mapped>),
+}
+
+/// Kinds of memory that a CUDA program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// The GPU's, by the usual call.
+    Device,
+    /// The GPU's, mapped by hand (cuMemMap).
+    Virtual,
+    /// Pinned host memory of the CUDA driver.
+    Pinned,
+    /// Host memory of malloc(3).
+    Heap,
+    /// Host memory of mmap(2).
+    Mapped,
 }
 
 impl Allocation {
     /// A buffer of all of it, which a copy of the allocation has to outlive.
     pub fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
-        Ok(match self {
-            Allocation::Mock(memory) => GpuBuffer::from_memory(context, memory.clone())?,
-            // SAFETY: The allocation outlives the buffer, and nobody else has its address.
-            Allocation::Cuda(memory) => {
-                unsafe { GpuBuffer::from_cuda(context, memory.address(), memory.size()) }?
+        let (start, len) = match self {
+            Allocation::Mock(memory) => {
+                return Ok(GpuBuffer::from_memory(context, memory.clone())?);
             }
-        })
+            Allocation::Cuda(memory) => return cuda(context, memory.address(), memory.size()),
+            Allocation::Virtual(memory) => return cuda(context, memory.address(), memory.size()),
+            Allocation::Pinned(memory) => (memory.start(), memory.size()),
+            Allocation::Heap(memory) => (memory.start(), memory.len()),
+            Allocation::Mapped(memory) => (memory.start(), memory.len()),
+        };
+        // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+        Ok(unsafe { GpuBuffer::from_host(context, start, len) }?)
     }
 
-    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
+    /// Where it lies: the place in a test GPU's memory, or the address.
     pub fn offset(&self) -> u64 {
         match self {
             Allocation::Mock(memory) => memory.offset(),
             Allocation::Cuda(memory) => memory.address(),
+            Allocation::Virtual(memory) => memory.address(),
+            Allocation::Pinned(memory) => memory.start().addr() as u64,
+            Allocation::Heap(memory) => memory.start().addr() as u64,
+            Allocation::Mapped(memory) => memory.start().addr() as u64,
         }
     }
+}
+
+/// A buffer of an [`Allocation`] of a CUDA device.
+fn cuda(context: &Context, address: u64, size: u64) -> Result<GpuBuffer, Failure> {
+    // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+    Ok(unsafe { GpuBuffer::from_cuda(context, address, size) }?)
 }
 
 /// A GPU as JSON.
@@ -143,6 +182,27 @@ impl Gpu {
         Ok(match &self.kind {
             Kind::Mock(gpu) => Allocation::Mock(Arc::new(gpu.alloc(size)?)),
             Kind::Cuda(gpu) => Allocation::Cuda(Arc::new(gpu.alloc(size)?)),
+        })
+    }
+
+    /// Allocates memory of a kind, a multiple of the page size in bytes.
+    pub fn allocate_kind(&self, kind: MemoryKind, size: u64) -> Result<Allocation, Failure> {
+        let cuda = || {
+            self.cuda().ok_or_else(|| {
+                Failure::plain(
+                    "allocate",
+                    self.describe(),
+                    "it is no CUDA device, and has no memory of this kind",
+                    "use device memory or plain host memory (-m 0, 3 or 4)",
+                )
+            })
+        };
+        Ok(match kind {
+            MemoryKind::Device => self.allocate(size)?,
+            MemoryKind::Virtual => Allocation::Virtual(Arc::new(cuda()?.alloc_virtual(size)?)),
+            MemoryKind::Pinned => Allocation::Pinned(Arc::new(cuda()?.alloc_host(size as usize)?)),
+            MemoryKind::Heap => Allocation::Heap(Arc::new(Heap::new(size as usize)?)),
+            MemoryKind::Mapped => Allocation::Mapped(Arc::new(Mapped::new(size as usize)?)),
         })
     }
 

@@ -14,7 +14,9 @@ mod failure;
 mod file;
 mod gds_stats;
 mod gdscheck;
+mod gdsio;
 mod gpu;
+mod host_memory;
 mod info;
 mod load;
 mod machine;
@@ -26,6 +28,7 @@ mod run;
 mod signal;
 mod size;
 mod stats;
+mod tune;
 mod workload;
 
 use std::path::PathBuf;
@@ -38,6 +41,8 @@ fn main() -> ExitCode {
     match name().as_deref() {
         Some("gds_stats") => gds_stats::main(std::env::args_os()),
         Some("gdscheck" | "gdscheck.py") => gdscheck::main(std::env::args_os()),
+        Some("gdsio") => gdsio::main(std::env::args_os()),
+        Some("gdsio_verify") => gdsio::verify::main(std::env::args_os()),
         _ => vramio(),
     }
 }
@@ -59,6 +64,7 @@ fn vramio() -> ExitCode {
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Bench(args) => bench::main(&args),
+        Command::Tune(args) => tune::main(&args),
         Command::Run(args) => run::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

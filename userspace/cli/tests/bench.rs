@@ -31,7 +31,8 @@ fn bench(dir: &TempDir, args: &[&str]) -> Output {
 }
 
 fn json(output: &Output) -> serde_json::Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    assert!(!output.stdout.is_empty(), "{output:?}");
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
 /// A failure of one line.

@@ -142,21 +142,24 @@ pub struct BenchArgs {
     pub csv: bool,
 }
 
-/// What to do.
+/// What to do, in fio's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "lower")]
 pub enum Rw {
     /// Read, one after the other
     Read,
     /// Write, one after the other
     Write,
     /// Read at random
-    Randread,
+    RandRead,
     /// Write at random
-    Randwrite,
+    RandWrite,
     /// Read and write, one after the other
-    Rw,
+    #[value(name = "rw")]
+    Both,
     /// Read and write at random
-    Randrw,
+    #[value(name = "randrw")]
+    RandBoth,
 }
 
 impl BenchArgs {
@@ -165,10 +168,10 @@ impl BenchArgs {
         let (random, reads) = match self.rw {
             Rw::Read => (false, 100),
             Rw::Write => (false, 0),
-            Rw::Randread => (true, 100),
-            Rw::Randwrite => (true, 0),
-            Rw::Rw => (false, self.mix),
-            Rw::Randrw => (true, self.mix),
+            Rw::RandRead => (true, 100),
+            Rw::RandWrite => (true, 0),
+            Rw::Both => (false, self.mix),
+            Rw::RandBoth => (true, self.mix),
         };
         Mode { random, reads }
     }

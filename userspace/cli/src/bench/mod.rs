@@ -4,7 +4,7 @@
 
 pub mod args;
 mod plot;
-mod report;
+pub mod report;
 mod target;
 
 use std::ops::Range;
@@ -104,7 +104,8 @@ pub struct Point {
     pub sides: Vec<Side>,
 }
 
-fn run(args: &BenchArgs) -> Result<Report<'_>, Failure> {
+/// Measures what the arguments say.
+pub fn run(args: &BenchArgs) -> Result<Report<'_>, Failure> {
     if args.plot.as_ref() == Some(&args.file) {
         return Err(Failure::plain(
             "draw",

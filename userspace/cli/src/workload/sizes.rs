@@ -15,6 +15,17 @@ pub struct Sizes {
     step: u64,
 }
 
+/// 1 MiB.
+impl Default for Sizes {
+    fn default() -> Self {
+        Sizes {
+            min: 1 << 20,
+            max: 1 << 20,
+            step: 1,
+        }
+    }
+}
+
 impl Sizes {
     /// One length, which is not 0.
     pub fn one(bytes: u64) -> Option<Self> {

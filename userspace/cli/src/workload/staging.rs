@@ -2,15 +2,11 @@
 
 //! Host memory that data passes through on the CPU's way.
 
-use std::ffi::c_void;
-use std::num::NonZeroUsize;
-use std::ptr::NonNull;
-
-use nix::sys::mman::{mmap_anonymous, munmap, MapFlags, ProtFlags};
 use vramio::gpu::cuda::CudaHostAlloc;
 
 use crate::failure::Failure;
 use crate::gpu::Gpu;
+use crate::host_memory::Mapped;
 
 /// Host memory that begins at a page: pinned by the GPU's driver, if that has a way.
 #[derive(Debug)]
@@ -22,50 +18,6 @@ pub struct Staging {
 enum Kind {
     Pinned(CudaHostAlloc),
     Mapped(Mapped),
-}
-
-/// An anonymous mapping. Dropping it ends it.
-#[derive(Debug)]
-pub struct Mapped {
-    start: NonNull<c_void>,
-    len: NonZeroUsize,
-}
-
-// SAFETY: The mapping is the value's alone.
-unsafe impl Send for Mapped {}
-// SAFETY: As above; it is changed through an exclusive reference only.
-unsafe impl Sync for Mapped {}
-
-impl Mapped {
-    /// Maps as much, or a page.
-    pub fn new(len: usize) -> Result<Self, Failure> {
-        let len = NonZeroUsize::new(len).unwrap_or(NonZeroUsize::MIN);
-        let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: A new mapping at an address of the kernel's choice.
-        unsafe { mmap_anonymous(None, len, protection, MapFlags::MAP_PRIVATE) }
-            .map(|start| Mapped { start, len })
-            .map_err(|errno| {
-                let error = std::io::Error::from_raw_os_error(errno as i32);
-                Failure::io("map", "host memory".as_ref(), &error)
-            })
-    }
-
-    /// Where it begins.
-    pub fn start(&self) -> *mut c_void {
-        self.start.as_ptr()
-    }
-
-    /// Its length, bytes.
-    pub fn len(&self) -> usize {
-        self.len.get()
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        // SAFETY: `new` mapped it, and nobody has a reference any more. It can't fail.
-        let _ = unsafe { munmap(self.start, self.len.get()) };
-    }
 }
 
 impl Staging {

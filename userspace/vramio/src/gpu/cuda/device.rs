@@ -91,6 +91,11 @@ impl CudaGpu {
         Ok(CudaAlloc::new(address, size, ctx, primary))
     }
 
+    /// The driver's number for it.
+    pub(super) fn device(&self) -> CUdevice {
+        self.primary.device
+    }
+
     /// Holds the primary context for what `make` makes in it.
     pub(super) fn with_primary<T>(
         &self,
