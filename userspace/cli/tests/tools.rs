@@ -770,3 +770,89 @@ fn bad_input_is_one_line() {
         run("gdscheck", &["-p"], ("CUFILE_ENV_PATH_JSON", value)).fails(1, part);
     }
 }
+
+/// Counts something in this process: reads into host memory, and calls as of libcufile.
+fn count() {
+    use vramio::stats::{count_calls, Call};
+    let dir = directory();
+    let path = dir.path().join("file");
+    fs::write(&path, vec![7; 5 << 20]).expect("it can be written");
+    let context = vramio::Context::with_config(vramio::Config::default()).expect("a context");
+    let file = vramio::File::open(&context, &path).expect("it opens");
+    let mut memory = vec![0u8; 5 << 20];
+    // SAFETY: The memory outlives the buffer, and nobody looks at it.
+    let buffer =
+        unsafe { vramio::GpuBuffer::from_host(&context, memory.as_mut_ptr().cast(), memory.len()) };
+    let buffer = buffer.expect("a buffer");
+    for len in [5 << 20, 5 << 20, 4096, 1] {
+        let read = file.read_at(&buffer, 0, 0, len).expect("it reads");
+        assert_eq!(read.bytes, len);
+    }
+    assert!(file.write_at(&buffer, 0, 0, 1).is_err(), "open for reading");
+    let took = std::time::Duration::from_micros(30);
+    count_calls(Call::BatchSubmit, 3, 1, took, [0; 2]);
+    count_calls(Call::BatchComplete, 3, 0, took, [9 << 20, 0]);
+}
+
+#[test]
+fn gds_stats_says_what_was_counted() {
+    let dir = directory();
+    let gds_stats = named(&dir, "gds_stats");
+    count();
+    let pid = std::process::id().to_string();
+    let says = |level: &str| {
+        let run = Run::of(&mut plain(&gds_stats, &["-p", &pid, "-l", level]));
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        run.stdout
+    };
+    let one = says("1");
+    for line in [
+        "Read: ok = 4 err = 0",
+        "Write: ok = 0 err = 1",
+        "BatchSubmit: ok = 3 err = 1",
+        "BatchComplete: ok = 3 err = 0",
+        "HandleRegister: ok = 0 err = 0",
+        "Total Read Size (MiB): 10",
+        "Read BandWidth (GiB/s): 0.000000",
+        "Total Batch Read Size (MiB): 9",
+        "Avg Batch Submit Latency (us): 10",
+    ] {
+        assert!(one.lines().any(|said| said == line), "{line}: {one}");
+    }
+    assert!(!one.contains("HISTOGRAM"), "{one}");
+    let two = says("2");
+    for line in [
+        "0-4(KiB): 1  1",
+        "4-8(KiB): 1  0",
+        "4096-8192(KiB): 2  0",
+        "65536-...(KiB): 0  0",
+    ] {
+        assert!(two.lines().any(|said| said == line), "{line}: {two}");
+    }
+    let three = says("3");
+    let gpu = three
+        .lines()
+        .find(|line| line.starts_with("GPU host Read: "));
+    let gpu = gpu.expect("a line for host memory");
+    for part in [" n=4 posix=4 ", " err=0 MiB=10 Write: ", " n=1 posix=0 "] {
+        assert!(gpu.contains(part), "{part}: {gpu}");
+    }
+    // The same figures by our own command, level by level.
+    let stats = |level| Run::of(&mut vramio(&["stats", "-p", &pid, "-l", level])).stdout;
+    assert!(stats("1").contains("read: 4 requests, 10489857 bytes"));
+    assert!(!stats("1").contains("compat-"));
+    assert!(stats("2").contains("2 of 4194304 to 8388607 bytes"));
+    assert!(stats("3").contains("GPU host"));
+    assert!(stats("3").contains("module: not readable: open /dev/vramio"));
+
+    Run::of(&mut plain(&gds_stats, &["-p", "1"])).fails(1, "process 1");
+    for bad in [&["-p", "x"][..], &[], &["-p", &pid, "-l", "4"]] {
+        let run = Run::of(&mut plain(&gds_stats, bad));
+        assert_eq!(
+            (run.status, run.stderr.lines().count()),
+            (64, 1),
+            "{}",
+            run.stderr
+        );
+    }
+}

@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use vramio::{Config, Context};
 
 use crate::failure::Failure;
-use crate::gpu::{Allocation, Gpu};
+use crate::gpu::{Allocation, Gpu, MemoryKind};
 use crate::output;
 use crate::signal::Signals;
 use crate::workload::lane::{no_room, Budget, Content, Control, Lane, Means, Spec};
@@ -192,8 +192,10 @@ impl Bench<'_> {
         let memory = plans
             .iter()
             .map(|plan| {
-                self.gpu
-                    .allocate(Lane::span(plan, self.args.depth as usize))
+                self.gpu.allocate_kind(
+                    MemoryKind::Device,
+                    Lane::span(plan, self.args.depth as usize),
+                )
             })
             .collect::<Result<Vec<_>, Failure>>()?;
         let ways = self.args.ways();

@@ -31,17 +31,23 @@ const BLOCK: u64 = 64 << 10;
 #[derive(Debug, thiserror::Error)]
 enum Stop {
     #[error(transparent)]
-    Failed(#[from] Failure),
+    Failed(Box<Failure>),
     /// The direct path is closed, or there is no GPU: the exit status says so.
     #[error(transparent)]
-    Closed(Failure),
+    Closed(Box<Failure>),
     #[error("signal {0}")]
     Signal(u8),
 }
 
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(Box::new(failure))
+    }
+}
+
 impl From<vramio::Error> for Stop {
     fn from(error: vramio::Error) -> Self {
-        Stop::Failed(error.into())
+        Failure::from(error).into()
     }
 }
 
@@ -146,15 +152,15 @@ fn run(args: &ProveArgs) -> Result<Evidence, Stop> {
 /// A reason that closes the direct path has an exit status of its own.
 fn closed(failure: Failure) -> Stop {
     match failure.why().and_then(|reason| reason.known()) {
-        None | Some(Reason::IoError | Reason::Overflow) => Stop::Failed(failure),
-        Some(_) => Stop::Closed(failure),
+        None | Some(Reason::IoError | Reason::Overflow) => failure.into(),
+        Some(_) => Stop::Closed(Box::new(failure)),
     }
 }
 
 /// The same, of the first request.
 fn refused(stop: Stop) -> Stop {
     match stop {
-        Stop::Failed(failure) => closed(failure),
+        Stop::Failed(failure) => closed(*failure),
         stop => stop,
     }
 }
