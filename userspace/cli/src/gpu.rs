@@ -128,17 +128,6 @@ impl Allocation {
         // SAFETY: The allocation outlives the buffer, and nobody else has its address.
         Ok(unsafe { GpuBuffer::from_host(context, start, len) }?)
     }
-
-    /// Where it lies: the place in a test GPU's memory, or the address.
-    pub fn offset(&self) -> u64 {
-        match self {
-            Allocation::Device(memory) => memory.offset(),
-            Allocation::Virtual(memory) => memory.address(),
-            Allocation::Pinned(memory) => memory.start().addr() as u64,
-            Allocation::Heap(memory) => memory.start().addr() as u64,
-            Allocation::Mapped(memory) => memory.start().addr() as u64,
-        }
-    }
 }
 
 /// A buffer of an [`Allocation`] of a CUDA device.
