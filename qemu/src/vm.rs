@@ -68,6 +68,7 @@ impl Parts {
             extra(&programs.cli, "usr/bin/vramio", 0o755),
             extra(&programs.mock_cuda, "usr/lib/mock-cuda/libcuda.so.1", 0o755),
             extra(&programs.requests, "usr/bin/vramio-requests", 0o755),
+            extra(&programs.liar, "usr/lib/libliar.so", 0o755),
         ];
         if let Some(modules) = modules {
             for (name, file) in modules.files() {

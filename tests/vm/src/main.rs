@@ -11,6 +11,7 @@ mod clients;
 mod context;
 mod filesystem;
 mod fleet;
+mod golden;
 mod lane;
 mod platform;
 mod refusal;

@@ -54,6 +54,7 @@
 //! * After `fork` the child can't use what the parent made, and drops its copies without
 //!   any effect on the parent.
 
+mod access;
 mod buffer;
 mod cancel;
 mod code;
@@ -65,6 +66,7 @@ mod engine;
 mod error;
 mod file;
 mod filesystem;
+mod flight;
 pub mod gpu;
 mod ioctl;
 mod memory;
@@ -73,6 +75,7 @@ mod pci;
 mod plan;
 mod policy;
 mod process;
+pub mod safetensors;
 pub mod stats;
 mod submit;
 mod sync;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Adds up what the requests of a copy did.
+//! Adds up what the requests of a copy did, and shows it.
 
+use serde::Serialize;
 use vramio::{Certainty, Code, Outcome, Path, Reason};
 
 /// The sums over the requests of a copy.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Bytes that moved.
     pub bytes: u64,
@@ -26,7 +27,7 @@ pub struct Tally {
 }
 
 /// The requests that took one path.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PathTally {
     /// The path.
     pub path: Code<Path>,
@@ -37,7 +38,7 @@ pub struct PathTally {
 }
 
 /// The requests that gave one reason.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ReasonTally {
     /// The reason.
     pub reason: Code<Reason>,
@@ -63,7 +64,11 @@ impl Tally {
         }
         self.add_path(outcome.path, outcome.moved.by_unknown(), outcome.certainty);
         if outcome.reason != Reason::None {
-            self.add_reason(outcome);
+            let bytes = match outcome.uncovered {
+                0 => outcome.bytes,
+                uncovered => uncovered,
+            };
+            self.add_reason(outcome.reason, 1, bytes);
         }
     }
 
@@ -84,21 +89,92 @@ impl Tally {
         }
     }
 
-    fn add_reason(&mut self, outcome: &Outcome) {
-        let bytes = match outcome.uncovered {
-            0 => outcome.bytes,
-            uncovered => uncovered,
-        };
-        match self.reasons.iter_mut().find(|r| r.reason == outcome.reason) {
+    fn add_reason(&mut self, reason: Code<Reason>, requests: u64, bytes: u64) {
+        match self.reasons.iter_mut().find(|r| r.reason == reason) {
             Some(tally) => {
-                tally.requests += 1;
+                tally.requests += requests;
                 tally.bytes += bytes;
             }
             None => self.reasons.push(ReasonTally {
-                reason: outcome.reason,
-                requests: 1,
+                reason,
+                requests,
                 bytes,
             }),
+        }
+    }
+
+    /// For people: how the bytes travelled, and why not otherwise.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = match self.paths.as_slice() {
+            [] if self.requests == 0 => vec!["path: none (no request was made)".to_owned()],
+            [] => vec!["path: none (nothing travelled)".to_owned()],
+            [only] => vec![format!("path: {} ({})", only.path, only.certainty)],
+            paths => {
+                let all: u64 = paths.iter().map(|tally| tally.bytes).sum();
+                let line = |tally: &PathTally| {
+                    let share = tally.bytes as f64 / all as f64 * 100.0;
+                    format!(
+                        "path: {} ({}), {} bytes, {share:.1} %",
+                        tally.path, tally.certainty, tally.bytes
+                    )
+                };
+                paths.iter().map(line).collect()
+            }
+        };
+        if self.zeroed > 0 {
+            lines.push(format!("zeros of holes: {} bytes", self.zeroed));
+        }
+        lines.extend(self.reasons.iter().map(|tally| {
+            format!(
+                "reason: {}, {} bytes: {}; fix: {}",
+                tally.reason,
+                tally.bytes,
+                tally.reason.sentence(),
+                tally.reason.fix()
+            )
+        }));
+        lines
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> TallyJson {
+        let path = |tally: &PathTally| PathJson {
+            path: tally.path.to_string(),
+            certainty: tally.certainty.to_string(),
+            bytes: tally.bytes,
+        };
+        let reason = |tally: &ReasonTally| ReasonJson {
+            reason: tally.reason.to_string(),
+            requests: tally.requests,
+            bytes: tally.bytes,
+            sentence: tally.reason.sentence(),
+            fix: tally.reason.fix(),
+        };
+        TallyJson {
+            requests: self.requests,
+            parts: self.parts,
+            submitted: self.submitted,
+            uncovered: self.uncovered,
+            zeroed: self.zeroed,
+            certainty: self.certainty().to_string(),
+            paths: self.paths.iter().map(path).collect(),
+            reasons: self.reasons.iter().map(reason).collect(),
+        }
+    }
+
+    /// Adds the requests of another.
+    pub fn merge(&mut self, other: &Tally) {
+        self.bytes += other.bytes;
+        self.submitted += other.submitted;
+        self.uncovered += other.uncovered;
+        self.zeroed += other.zeroed;
+        self.requests += other.requests;
+        self.parts += other.parts;
+        for path in &other.paths {
+            self.add_path(path.path, path.bytes, path.certainty);
+        }
+        for reason in &other.reasons {
+            self.add_reason(reason.reason, reason.requests, reason.bytes);
         }
     }
 
@@ -110,6 +186,35 @@ impl Tally {
             .reduce(worse)
             .unwrap_or(Certainty::None.into())
     }
+}
+
+/// The sums as JSON. Counts of data are bytes.
+#[derive(Debug, Serialize)]
+pub struct TallyJson {
+    requests: u64,
+    parts: u64,
+    submitted: u64,
+    uncovered: u64,
+    zeroed: u64,
+    certainty: String,
+    paths: Vec<PathJson>,
+    reasons: Vec<ReasonJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct PathJson {
+    path: String,
+    certainty: String,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ReasonJson {
+    reason: String,
+    requests: u64,
+    bytes: u64,
+    sentence: &'static str,
+    fix: &'static str,
 }
 
 /// The one that says less for the path.
@@ -207,6 +312,10 @@ mod tests {
             0,
         ));
 
+        // A sum of two tells the same.
+        let mut sum = Tally::default();
+        sum.merge(&tally);
+        let tally = sum;
         assert_eq!(tally.bytes, 4 * 4096);
         assert_eq!(tally.uncovered, 1536);
         assert_eq!(tally.submitted, 4 * 4096 - 1536);

@@ -18,6 +18,8 @@ mod run;
 mod whole;
 mod write;
 
+pub(crate) use cache::cachestat;
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
 use std::thread;
