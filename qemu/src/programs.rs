@@ -20,6 +20,8 @@ pub struct Programs {
     pub mock_cuda: PathBuf,
     /// Makes requests of the crate.
     pub requests: PathBuf,
+    /// Preloaded, makes the module's statistics lie.
+    pub liar: PathBuf,
 }
 
 /// What cargo says about something that it built.
@@ -41,14 +43,15 @@ struct Target {
 ///
 /// When cargo cannot be run or the build fails.
 pub fn build(checkout: &Path) -> Result<Programs> {
-    let options =
-        "--bins --lib --package vramio-guest --package vramio-cli --package vramio-mock-cuda";
+    let options = "--bins --lib --package vramio-guest --package vramio-cli \
+                   --package vramio-mock-cuda --package vramio-liar";
     let mut built = Built::new(checkout, options)?;
     Ok(Programs {
         agent: built.take("vramio-guest")?,
         cli: built.take("vramio")?,
         mock_cuda: built.take("cuda")?,
         requests: built.take("vramio-requests")?,
+        liar: built.take("liar")?,
     })
 }
 

@@ -68,6 +68,7 @@ impl Parts {
             extra(&programs.cli, "usr/bin/vramio", 0o755),
             extra(&programs.mock_cuda, "usr/lib/mock-cuda/libcuda.so.1", 0o755),
             extra(&programs.requests, "usr/bin/vramio-requests", 0o755),
+            extra(&programs.liar, "usr/lib/libliar.so", 0o755),
         ];
         if let Some(modules) = modules {
             for (name, file) in modules.files() {
@@ -87,6 +88,13 @@ impl Parts {
     pub fn with_program(mut self, source: &std::path::Path, name: &str) -> Self {
         self.extras
             .push(extra(source, &format!("usr/bin/{name}"), 0o755));
+        self
+    }
+
+    /// The same with more files in the machines to come.
+    #[must_use]
+    pub fn with(mut self, extras: Vec<Extra>) -> Self {
+        self.extras.extend(extras);
         self
     }
 

@@ -46,7 +46,13 @@ pub enum ClientOp {
     },
     /// One request → [`Answer`].
     Transfer(Transfer),
-    /// The same in a child of `fork(2)`, which then drops all that it has of the parent's,
+    /// One request that is submitted, and waited for → [`Answer`].
+    Later(Transfer),
+    /// Requests that are submitted, all at once → a list of [`Answer`], one for each.
+    Submit(Vec<Transfer>),
+    /// The names of the process's threads → a list.
+    Threads,
+    /// One request in a child of `fork(2)`, which then drops all that it has of the parent's,
     /// and ends → [`Answer`].
     InChild(Transfer),
     /// A context's counters → [`Counters`].

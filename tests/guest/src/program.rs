@@ -10,12 +10,15 @@ use nix::unistd::{fork, pipe, ForkResult};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void, CString};
-use std::fs::{File as StdFile, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::{self, File as StdFile, OpenOptions};
+use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
-use vramio::{Config, Context, Direction, Error, File, GpuBuffer, Options, Outcome, Path, Policy};
+use vramio::{
+    Batch, Config, Context, Direction, Error, File, GpuBuffer, Options, Outcome, Path, Policy,
+    Submission,
+};
 use vramio_guest::client::{Answer, ClientOp, Counters, Done, Memory, Transfer};
 use vramio_guest::protocol::Failure;
 
@@ -125,6 +128,12 @@ pub fn run(op: ClientOp) -> Result<Value, Failure> {
                 .and_then(to_value)
         }
         ClientOp::Transfer(transfer) => request(&transfer).and_then(to_value),
+        ClientOp::Later(transfer) => {
+            let pending = submission(&transfer)?.submit();
+            to_value(answer(pending.wait()))
+        }
+        ClientOp::Submit(transfers) => submit(&transfers).and_then(to_value),
+        ClientOp::Threads => threads().map_err(failure).and_then(to_value),
         ClientOp::InChild(transfer) => in_child(&transfer).and_then(to_value),
         ClientOp::Stats { context: number } => to_value(counters(&context(number)?)),
         ClientOp::Fail { name, code } => mock.fail(&name, code).and_then(to_value),
@@ -154,35 +163,81 @@ pub fn run(op: ClientOp) -> Result<Value, Failure> {
 
 /// Carries a request out.
 fn request(transfer: &Transfer) -> Result<Answer, Failure> {
-    let (file, buffer) = {
-        let things = things();
-        match (things.get(&transfer.file), things.get(&transfer.buffer)) {
-            (Some(Thing::File(file)), Some(Thing::Buffer(buffer))) => {
-                (file.clone(), buffer.clone())
-            }
-            _ => return Err(failure("no such file, or no such buffer")),
-        }
-    };
+    let Submission {
+        direction,
+        file,
+        buffer,
+        file_offset,
+        buffer_offset,
+        len,
+        options,
+    } = submission(transfer)?;
     let result = file.transfer(
-        if transfer.write {
+        direction,
+        &buffer,
+        file_offset,
+        buffer_offset,
+        len,
+        &options,
+    );
+    Ok(answer(result))
+}
+
+/// Submits requests, and waits for them.
+fn submit(transfers: &[Transfer]) -> Result<Vec<Answer>, Failure> {
+    let submissions: Result<Vec<_>, _> = transfers.iter().map(submission).collect();
+    let mut batch = Batch::new();
+    for (submission, tag) in submissions?.into_iter().zip(0..) {
+        batch.submit(submission, tag);
+    }
+    let mut completions = batch.wait(transfers.len(), None);
+    completions.sort_by_key(|completion| completion.tag);
+    Ok(completions
+        .into_iter()
+        .map(|completion| answer(completion.result))
+        .collect())
+}
+
+fn submission(transfer: &Transfer) -> Result<Submission, Failure> {
+    let things = things();
+    let (Some(Thing::File(file)), Some(Thing::Buffer(buffer))) =
+        (things.get(&transfer.file), things.get(&transfer.buffer))
+    else {
+        return Err(failure("no such file, or no such buffer"));
+    };
+    Ok(Submission {
+        direction: if transfer.write {
             Direction::Write
         } else {
             Direction::Read
         },
-        &buffer,
-        transfer.file_offset,
-        transfer.buffer_offset,
-        transfer.len,
-        &Options::default(),
-    );
-    Ok(match result {
+        file: file.clone(),
+        buffer: buffer.clone(),
+        file_offset: transfer.file_offset,
+        buffer_offset: transfer.buffer_offset,
+        len: transfer.len,
+        options: Options::default(),
+    })
+}
+
+fn answer(result: Result<Outcome, Error>) -> Answer {
+    match result {
         Ok(outcome) => Answer::Done(done(&outcome)),
         Err(error) => Answer::Refused {
             errno: error.errno.map_or(0, |errno| errno as i32),
             reason: error.reason.to_string(),
             text: error.to_string(),
         },
-    })
+    }
+}
+
+/// The names of the process's threads.
+fn threads() -> io::Result<Vec<String>> {
+    let tasks = fs::read_dir("/proc/self/task")?;
+    let names = tasks.map(|task| fs::read_to_string(task?.path().join("comm")));
+    names
+        .map(|name| name.map(|name| name.trim().to_owned()))
+        .collect()
 }
 
 fn done(outcome: &Outcome) -> Done {

@@ -6,7 +6,9 @@ mod allocation;
 mod async_end;
 mod async_io;
 mod async_refuse;
+mod broken;
 mod cli;
+mod clients;
 mod cuda;
 mod detect;
 mod dmabuf;
@@ -21,6 +23,7 @@ mod p2pdma;
 mod planner;
 mod platform;
 mod process;
+mod prove;
 mod read;
 mod refuse;
 mod register;
@@ -52,6 +55,9 @@ pub fn all() -> Vec<Case> {
         // Its last event leaves a drive that cannot be taken out any more.
         removal::cases(),
         cli::cases(),
+        prove::cases(),
+        broken::cases(),
+        clients::cases(),
         cuda::cases(),
         planner::cases(),
         fuzz::cases(),

@@ -18,6 +18,28 @@ use vramio_qemu::oracle::{first_difference, Account, Flow};
 /// Bytes of a block of the disks.
 pub const BLOCK: u64 = 512;
 
+/// How the program waits for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// In the call.
+    Call,
+    /// It does something else meanwhile.
+    Submitted,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Call, Self::Submitted];
+
+    /// What the names of cases end with.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            Self::Call => "",
+            Self::Submitted => "/submitted",
+        }
+    }
+}
+
 /// The program: a context with its policy.
 #[derive(Clone)]
 pub struct Client {
@@ -112,9 +134,23 @@ impl Client {
         self.session.call(Op::Client(ClientOp::Transfer(transfer)))
     }
 
+    /// Starts requests that are submitted, all at once.
+    pub fn submit(&self, transfers: Vec<Transfer>) -> Result<Pending<Vec<Answer>>, GuestError> {
+        self.session.start(Op::Client(ClientOp::Submit(transfers)))
+    }
+
+    /// Whether the program has a thread of this name.
+    pub fn has_thread(&self, name: &str) -> Result<bool> {
+        let names: Vec<String> = self.session.call(Op::Client(ClientOp::Threads))?;
+        Ok(names.iter().any(|found| found == name))
+    }
+
     /// Starts one.
-    pub fn start(&self, transfer: Transfer) -> Result<Pending<Answer>, GuestError> {
-        self.session.start(Op::Client(ClientOp::Transfer(transfer)))
+    pub fn start(&self, way: Way, transfer: Transfer) -> Result<Pending<Answer>, GuestError> {
+        self.session.start(Op::Client(match way {
+            Way::Call => ClientOp::Transfer(transfer),
+            Way::Submitted => ClientOp::Later(transfer),
+        }))
     }
 
     /// The context's counters.

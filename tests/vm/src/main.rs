@@ -7,9 +7,11 @@
 mod bulk;
 mod cases;
 mod client;
+mod clients;
 mod context;
 mod filesystem;
 mod fleet;
+mod golden;
 mod lane;
 mod platform;
 mod refusal;

@@ -2,7 +2,7 @@
 
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -11,13 +11,26 @@ use vramio::{Direction, Policy};
 
 use crate::bench::args::BenchArgs;
 use crate::endpoint::Endpoint;
+use crate::load::args::LoadArgs;
+use crate::manual;
+use crate::output;
+use crate::prove::ProveArgs;
 use crate::size;
 use crate::tune::args::TuneArgs;
 
 /// Moves file data between NVMe drives and GPU memory by one DMA, and says
 /// truthfully how it travelled.
 #[derive(Debug, Parser)]
-#[command(name = "vramio", version, propagate_version = true)]
+#[command(
+    name = "vramio",
+    version,
+    propagate_version = true,
+    after_long_help = "Exit status: 0, of `check` and `explain` if data would go direct; 1 for an \
+        error; 2 if it would go through host memory only; 3 if neither works; 64 for bad usage; 128 \
+        plus the number of the signal that ended a copy. Each command's own help says more.\n\n\
+        Colour and progress are for terminals only; NO_COLOR takes the colour off there, too.\n\n\
+        By the name of gdscheck it is a tool for scripts that know NVIDIA's of that name."
+)]
 pub struct Args {
     /// What to do.
     #[command(subcommand)]
@@ -27,16 +40,23 @@ pub struct Args {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Copy between a file and GPU memory
+    /// Copy between a file and GPU memory, or from file to file through it
     ///
-    /// One of SRC and DST is GPU memory, the other a regular file or a block device. The GPU
-    /// memory is allocated for the copy and given back at its end; the summary says where it
-    /// lay.
+    /// SRC and DST are regular files or block devices; one of them can be GPU memory. Between
+    /// two files two pieces of GPU memory of --chunk bytes are used in turn, so that one is
+    /// read into while the other is written from. The GPU memory is allocated for the copy and
+    /// given back at its end; the summary says where it lay.
     ///
     /// All data goes direct or not at all, unless --policy says otherwise: what can't is
     /// refused with a reason and a fix, before anything is changed. The summary says how the bytes travelled, how certain that is, and
     /// what the CPU wrote.
     Cp(CpArgs),
+    /// Load a model's tensors into GPU memory
+    ///
+    /// Of safetensors files: the headers go through the CPU, the tensors straight to the GPU,
+    /// one request for each run of them. The memory is given back at the end; the summary says
+    /// how the bytes travelled, and how fast.
+    Load(LoadArgs),
     /// Say whether the direct path can be used, and if not, why
     ///
     /// Without FILE: the machine, prerequisite by prerequisite, each with its fix, and which
@@ -49,6 +69,13 @@ pub enum Command {
     /// step says whether it passes data on untouched. The module's verdict stands below, as
     /// `vramio check FILE` gives it.
     Explain(ExplainArgs),
+    /// Read by the direct path, and see which accounts bear it out
+    ///
+    /// A new file is made beside FILE, filled with random bytes, read into GPU memory by the
+    /// direct path and compared; it is removed at the end. FILE itself is only looked at, with
+    /// --read-only read. Meanwhile the accounts of everyone who sees the bytes are kept: the
+    /// module, the kernel, the drive. Any that disagrees is named.
+    Prove(ProveArgs),
     /// Show the kernel module's version and limits
     Info(InfoArgs),
     /// Show the configuration, and where each value comes from
@@ -59,7 +86,8 @@ pub enum Command {
     /// Show what processes have moved, how, and why not otherwise
     ///
     /// Of all processes of the caller's user that use the library, or of one. Each counts by
-    /// itself, from its first request on; looking costs it nothing.
+    /// itself, from its first request on; looking costs it nothing. Beside them, what the
+    /// kernel module counts of everybody, where the caller may open it.
     Stats(StatsArgs),
     /// Measure how fast data moves between a file and GPU memory, and what that costs
     ///
@@ -76,14 +104,20 @@ pub enum Command {
     /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard
     /// error says what went where, and why.
     Run(RunArgs),
+    /// Print completions for a shell
+    ///
+    /// Of this program, or of one of those that it is by another name.
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory
+    Man(ManArgs),
 }
 
 /// The arguments of `vramio cp`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_long_help = "Sizes are bytes, or take a suffix K, M, G or T (powers of 1024).\n\n\
-        A destination file is created or overwritten; with --file-offset the range alone is \
-        written and the rest of the file kept. The data is on the drive for sure after sync(1).\n\n\
+        A destination file is created or overwritten; with --file-offset (between two files: \
+        --dst-offset) the range alone is written and the rest of the file kept. The data is on the drive for sure after sync(1).\n\n\
         SIGINT, SIGTERM and SIGHUP end the copy after the request under way; the summary holds the \
         exact count.\n\n\
         Exit status: 0 if all bytes moved, 1 if not, 64 for bad usage, 128 plus the number of \
@@ -94,7 +128,7 @@ pub struct CpArgs {
     #[arg(value_name = "SRC", value_parser = endpoint())]
     pub source: Endpoint,
 
-    /// The same; one of the two is GPU memory
+    /// The same; one of the two at most is GPU memory
     #[arg(value_name = "DST", value_parser = endpoint())]
     pub destination: Endpoint,
 
@@ -105,9 +139,17 @@ pub struct CpArgs {
     #[arg(long, value_name = "BYTES", value_parser = size::parse, allow_negative_numbers = true)]
     pub size: Option<u64>,
 
-    /// Where in the file to begin
+    /// Where in the file to begin; between two files, in the source
     #[arg(long, value_name = "BYTES", value_parser = size::parse, allow_negative_numbers = true)]
     pub file_offset: Option<u64>,
+
+    /// Between two files: where in the destination to begin; the rest of it is kept
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, allow_negative_numbers = true)]
+    pub dst_offset: Option<u64>,
+
+    /// Between two files: the GPU whose memory they go through [default: 0]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub gpu: Option<u32>,
 
     /// How much to ask for at once
     #[arg(
@@ -126,6 +168,14 @@ pub struct CpArgs {
     /// configuration file or VRAMIO_POLICY says, else strict.
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<Policy>,
+
+    /// Afterwards compare what was copied
+    ///
+    /// GPU memory with the file as read(2) gives it; between two files, the source as read(2)
+    /// gives it with the destination, read back into GPU memory from the drive. The summary
+    /// says what was compared, and by which path it came back.
+    #[arg(long)]
+    pub verify: bool,
 
     /// Print the summary as one JSON object
     #[arg(long)]
@@ -230,6 +280,17 @@ pub struct StatsArgs {
     #[arg(long)]
     pub ended: bool,
 
+    /// How much to show: 1 what each process moved; 2 also how long its requests were; 3 by
+    /// GPU and path, with reasons and certainty. JSON has all of it
+    #[arg(
+        long,
+        short,
+        value_name = "LEVEL",
+        default_value = "3",
+        value_parser = clap::value_parser!(u8).range(1..=3)
+    )]
+    pub level: u8,
+
     /// Print one JSON object; with --watch one on each line
     #[arg(long)]
     pub json: bool,
@@ -290,20 +351,66 @@ pub struct RunArgs {
     pub command: Vec<std::ffi::OsString>,
 }
 
+/// The arguments of `vramio completions`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_long_help = "For bash, put it where bash-completion looks, such as \
+        ~/.local/share/bash-completion/completions/vramio; `make install-tools` does so for all users.\n\n\
+        Exit status: 0, or 1 if it can't be written; 64 for bad usage."
+)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+
+    /// The program
+    #[arg(value_name = "PROGRAM", default_value = "vramio", value_parser = manual::program())]
+    pub program: String,
+}
+
+/// The arguments of `vramio man`.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Exit status: 0, or 1 if it can't be written; 64 for bad usage.")]
+pub struct ManArgs {
+    /// The directory, which exists
+    #[arg(value_name = "DIRECTORY")]
+    pub directory: PathBuf,
+}
+
 /// What `vramio cp` is to do.
+#[derive(Debug)]
+pub enum Work<'a> {
+    /// Between a file and GPU memory.
+    One(Job<'a>),
+    /// From a file to another.
+    Through(Through<'a>),
+}
+
+/// A copy between a file and GPU memory.
 #[derive(Debug)]
 pub struct Job<'a> {
     /// From the file, or into it.
     pub direction: Direction,
     /// The file's path.
-    pub file: &'a std::path::Path,
+    pub file: &'a Path,
     /// The GPU's number.
     pub gpu: u32,
 }
 
+/// A copy from a file to another.
+#[derive(Debug)]
+pub struct Through<'a> {
+    /// From this one.
+    pub source: &'a Path,
+    /// Into this one.
+    pub destination: &'a Path,
+    /// Through this GPU's memory.
+    pub gpu: u32,
+}
+
 impl CpArgs {
-    /// Tells file and GPU apart. Ends the program if that can't be done.
-    pub fn job(&self) -> Job<'_> {
+    /// Tells files and GPU apart. Ends the program if that can't be done.
+    pub fn work(&self) -> Work<'_> {
         let usage = |kind, message: &str| -> ! {
             let mut command = Args::command();
             command.build();
@@ -313,34 +420,39 @@ impl CpArgs {
             };
             exit(&error)
         };
-        match (&self.source, &self.destination) {
-            (Endpoint::File(file), Endpoint::Gpu(gpu)) => Job {
-                direction: Direction::Read,
-                file,
-                gpu: *gpu,
-            },
-            (Endpoint::Gpu(gpu), Endpoint::File(file)) => {
-                if self.size.is_none() {
-                    usage(
-                        ErrorKind::MissingRequiredArgument,
-                        "GPU memory has no end of its own: say how much to copy with --size",
-                    );
-                }
-                Job {
-                    direction: Direction::Write,
-                    file,
-                    gpu: *gpu,
-                }
+        let (direction, file, gpu) = match (&self.source, &self.destination) {
+            (Endpoint::File(source), Endpoint::File(destination)) => {
+                return Work::Through(Through {
+                    source,
+                    destination,
+                    gpu: self.gpu.unwrap_or(0),
+                })
             }
             (Endpoint::Gpu(_), Endpoint::Gpu(_)) => usage(
                 ErrorKind::ArgumentConflict,
                 "both sides are GPU memory: one of them must be a file",
             ),
-            (Endpoint::File(_), Endpoint::File(_)) => usage(
+            (Endpoint::File(file), Endpoint::Gpu(gpu)) => (Direction::Read, file, *gpu),
+            (Endpoint::Gpu(gpu), Endpoint::File(file)) => (Direction::Write, file, *gpu),
+        };
+        if self.gpu.is_some() || self.dst_offset.is_some() {
+            usage(
                 ErrorKind::ArgumentConflict,
-                "neither side is GPU memory: name one of them gpu:N, for example gpu:0",
-            ),
+                "--gpu and --dst-offset are for copies between two files: use gpu:N and \
+                 --file-offset",
+            );
         }
+        if direction == Direction::Write && self.size.is_none() {
+            usage(
+                ErrorKind::MissingRequiredArgument,
+                "GPU memory has no end of its own: say how much to copy with --size",
+            );
+        }
+        Work::One(Job {
+            direction,
+            file,
+            gpu,
+        })
     }
 }
 
@@ -352,11 +464,44 @@ pub fn parse() -> Args {
     Args::try_parse().unwrap_or_else(|error| exit(&error))
 }
 
-/// Ends the program: it was told something wrong, or asked for help.
+/// Prints what clap has to say, and ends the program: help and versions as they are, what is
+/// wrong on one line, with where to look.
 pub fn exit(error: &clap::Error) -> ! {
-    // If standard error is closed, nobody can be told.
-    let _ = error.print();
+    let help = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if error.use_stderr() && error.kind() != help {
+        let (program, line) = one_line(&error.to_string());
+        output::complain_as(&program, line);
+    } else {
+        // If standard error is closed, nobody can be told.
+        let _ = error.print();
+    }
     std::process::exit(if error.use_stderr() { USAGE } else { 0 })
+}
+
+/// The program, and what is wrong, from clap's text of several lines: the message, perhaps
+/// hints, and the usage.
+fn one_line(text: &str) -> (String, String) {
+    let mut message = String::new();
+    let mut command = "vramio".to_owned();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(usage) = line.strip_prefix("Usage: ") {
+            let words = usage
+                .split(' ')
+                .take_while(|word| word.starts_with(|first: char| first.is_ascii_lowercase()));
+            command = words.collect::<Vec<_>>().join(" ");
+            break;
+        }
+        let line = line.strip_prefix("error: ").unwrap_or(line);
+        if line.starts_with("For more information") {
+            break;
+        }
+        if !message.is_empty() {
+            message += if line.starts_with("tip: ") { "; " } else { " " };
+        }
+        message += line;
+    }
+    let program = command.split(' ').next().unwrap_or("vramio").to_owned();
+    (program, format!("{message}; fix: see {command} --help"))
 }
 
 fn endpoint() -> impl TypedValueParser<Value = Endpoint> {
@@ -366,6 +511,30 @@ fn endpoint() -> impl TypedValueParser<Value = Endpoint> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_is_one_line() {
+        for (args, line) in [
+            (
+                &["vramio", "cp", "a", "gpu:0", "--siez", "1"][..],
+                "unexpected argument '--siez' found; tip: a similar argument exists: '--size'; \
+                 fix: see vramio cp --help",
+            ),
+            (
+                &["vramio", "cp", "a"],
+                "the following required arguments were not provided: <DST>; fix: see vramio cp --help",
+            ),
+            (
+                &["vramio", "completions", "cmd"],
+                "invalid value 'cmd' for '<SHELL>' [possible values: bash, elvish, fish, \
+                 powershell, zsh]; fix: see vramio --help",
+            ),
+        ] {
+            let error = Args::try_parse_from(args).expect_err("bad usage");
+            let (program, found) = one_line(&error.to_string());
+            assert_eq!((program.as_str(), found.as_str()), ("vramio", line));
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use serde::Serialize;
+use vramio::safetensors::LoadError;
 use vramio::{Code, Errno, Reason};
 
 /// What went wrong. Its text is one line, with the fix.
@@ -14,6 +15,10 @@ pub enum Failure {
     /// The library refused.
     #[error(transparent)]
     Library(#[from] vramio::Error),
+
+    /// A model could not be loaded.
+    #[error(transparent)]
+    Load(LoadError),
 
     /// This program did.
     #[error("{operation} {object}: {sentence}{}; fix: {fix}", names(*.reason, *.errno))]
@@ -31,6 +36,27 @@ pub enum Failure {
         /// What to do about it.
         fix: String,
     },
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Library(error) => Failure::Library(error),
+            error => Failure::Load(error),
+        }
+    }
+}
+
+/// The kernel's answer, also where a library has put its own words around it.
+fn errno(error: &io::Error) -> Option<Errno> {
+    let known = match error.kind() {
+        io::ErrorKind::NotFound => Some(Errno::ENOENT),
+        io::ErrorKind::PermissionDenied => Some(Errno::EACCES),
+        io::ErrorKind::ReadOnlyFilesystem => Some(Errno::EROFS),
+        io::ErrorKind::StorageFull => Some(Errno::ENOSPC),
+        _ => None,
+    };
+    error.raw_os_error().map(Errno::from_raw).or(known)
 }
 
 /// The names of reason and errno, in brackets.
@@ -88,7 +114,7 @@ impl Failure {
 
     /// A system call on a file.
     pub fn io(operation: &'static str, path: &Path, error: &io::Error) -> Self {
-        let errno = error.raw_os_error().map(Errno::from_raw);
+        let errno = errno(error);
         let fix = match error.kind() {
             io::ErrorKind::NotFound => "name a path that exists",
             io::ErrorKind::PermissionDenied => "ask for the right to use it",
@@ -107,19 +133,21 @@ impl Failure {
         }
     }
 
-    /// The reason's stable name, if there is one.
-    pub fn reason_name(&self) -> Option<String> {
+    /// The reason, if there is one.
+    pub fn why(&self) -> Option<Code<Reason>> {
         let reason = match self {
             Failure::Library(error) => error.reason,
+            Failure::Load(_) => Reason::None.into(),
             Failure::Own { reason, .. } => *reason,
         };
-        (reason != Reason::None).then(|| reason.to_string())
+        (reason != Reason::None).then_some(reason)
     }
 
     /// For JSON.
     pub fn to_json(&self) -> FailureJson {
         let (reason, errno, fix) = match self {
             Failure::Library(error) => (error.reason, error.errno, error.fix()),
+            Failure::Load(error) => (Reason::None.into(), None, error.fix()),
             Failure::Own {
                 reason, errno, fix, ..
             } => (*reason, *errno, fix.as_str()),

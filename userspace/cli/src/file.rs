@@ -116,6 +116,12 @@ impl<'a> Destination<'a> {
         Ok(())
     }
 
+    /// Whether a regular file would end at `end` when bytes up to there were written, and it
+    /// was emptied before or not.
+    pub fn ends_at(&self, truncate: bool, end: u64) -> Result<bool, Failure> {
+        Ok(self.kind == Kind::Regular && (truncate || length(&self.file, self.path)? <= end))
+    }
+
     /// All checks are done, data follows. `truncate` empties a regular file.
     pub fn begin(self, truncate: bool) -> Result<File, Failure> {
         if truncate && self.kind == Kind::Regular {

@@ -12,12 +12,18 @@ mod endpoint;
 mod explain;
 mod failure;
 mod file;
+mod gds_stats;
+mod gdscheck;
 mod gdsio;
 mod gpu;
 mod host_memory;
 mod info;
+mod load;
 mod machine;
+mod manual;
 mod output;
+mod progress;
+mod prove;
 mod run;
 mod signal;
 mod size;
@@ -33,6 +39,8 @@ use args::Command;
 fn main() -> ExitCode {
     // Scripts for GPUDirect Storage's tools know them by name.
     match name().as_deref() {
+        Some("gds_stats") => gds_stats::main(std::env::args_os()),
+        Some("gdscheck" | "gdscheck.py") => gdscheck::main(std::env::args_os()),
         Some("gdsio") => gdsio::main(std::env::args_os()),
         Some("gdsio_verify") => gdsio::verify::main(std::env::args_os()),
         _ => vramio(),
@@ -48,13 +56,17 @@ fn name() -> Option<String> {
 fn vramio() -> ExitCode {
     match args::parse().command {
         Command::Cp(args) => cp::main(&args),
+        Command::Load(args) => load::main(&args),
         Command::Check(args) => check::main(&args),
         Command::Explain(args) => explain::main(&args),
+        Command::Prove(args) => prove::main(&args),
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
         Command::Bench(args) => bench::main(&args),
         Command::Tune(args) => tune::main(&args),
         Command::Run(args) => run::main(&args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::pages(&args),
     }
 }

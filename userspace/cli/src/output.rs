@@ -32,6 +32,11 @@ fn json(text: serde_json::Result<String>) -> Result<String, Failure> {
     text.map_err(|error| Failure::plain("write", "JSON", error.to_string(), "report this as a bug"))
 }
 
+/// What is to become JSON. It has strings and numbers only, so that this can't fail.
+pub fn value(value: impl Serialize) -> serde_json::Value {
+    serde_json::to_value(value).unwrap_or_default()
+}
+
 /// Prints one JSON object to standard output, on one line.
 pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
     print(&format!("{}\n", json(serde_json::to_string(value))?))
@@ -42,9 +47,9 @@ pub fn complain(message: impl std::fmt::Display) {
     complain_as("vramio", message);
 }
 
-/// The same, by another of the program's names.
-pub fn complain_as(name: &str, message: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{name}: {message}");
+/// The same, as a program of another name.
+pub fn complain_as(program: &str, message: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{program}: {message}");
 }
 
 /// Reports a failure, as JSON too if that was asked for, and ends with `code`.

@@ -66,9 +66,8 @@ impl Run {
 
     /// Bad usage, which clap explains.
     fn is_usage(&self, parts: &[&str]) {
-        assert_eq!(self.status, 64, "{}", self.stderr);
+        self.fails(64, parts);
         assert_eq!(self.stdout, "");
-        self.says(parts);
     }
 
     fn says(&self, parts: &[&str]) {
@@ -173,10 +172,12 @@ fn ranges_beyond_the_end_are_refused() {
 }
 
 #[test]
-fn one_side_must_be_gpu_memory_and_one_a_file() {
-    let (_dir, file) = directory_with_file();
+fn one_side_must_be_a_file() {
     vramio(["cp", "gpu:0", "gpu:1"]).is_usage(&["both sides are GPU memory"]);
-    vramio([os("cp"), file.as_os_str(), os("other")]).is_usage(&["neither side", "gpu:0"]);
+    for (one, other) in [("a", "gpu:0"), ("gpu:0", "a")] {
+        vramio(["cp", one, other, "--gpu", "1"]).is_usage(&["between two files"]);
+        vramio(["cp", one, other, "--dst-offset", "1"]).is_usage(&["between two files"]);
+    }
 }
 
 #[test]
@@ -506,4 +507,26 @@ fn stats_show_what_was_counted() {
     gone.fails(1, &["process 1", "fix:"]);
     let run = vramio(["stats", "--prometheus", "/nowhere/a.prom"]);
     run.fails(1, &["/nowhere/a.prom"]);
+}
+
+#[test]
+fn prove_needs_a_gpu_and_the_module_and_leaves_no_file() {
+    let (dir, file) = directory_with_file();
+    let run = vramio([os("prove"), file.as_os_str()]);
+    run.fails(not_direct(), &["fix: "]);
+    // With a GPU, the module is what is missing.
+    let output = Command::new(env!("CARGO_BIN_EXE_vramio"))
+        .args([os("prove"), os("--json"), file.as_os_str()])
+        .output()
+        .expect("the command runs");
+    let run = Run::from(output);
+    run.fails(2, &["no-module", "fix: load vramio.ko"]);
+    assert_eq!(run.json()["error"]["reason"], "no-module");
+    let left: Vec<_> = fs::read_dir(dir.path()).expect("a directory").collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(fs::read(&file).expect("it is there"), [7; 4096]);
+
+    vramio([os("prove")]).is_usage(&["<FILE>"]);
+    vramio([os("prove"), file.as_os_str(), os("--size"), os("0")]).is_usage(&["must not be 0"]);
+    vramio(["prove", "/nowhere/file", "--gpu", "x"]).is_usage(&["--gpu"]);
 }

@@ -39,3 +39,10 @@ pub use error::{Error, Problem};
 pub use key::{Effect, Key, Kind, Usual, KEYS};
 pub use load::{Cufile, Entry, Notice};
 pub use value::Value;
+
+/// The version of cuFile that `libcufile.so.0` says it is, unless it is told otherwise.
+pub const CUFILE_VERSION: (u32, u32) = (1, 18);
+
+/// The version of nvidia-fs that it says there is, whatever does the work: clients take 0.0
+/// for "nothing there", and don't call at all.
+pub const NVFS_VERSION: (u32, u32) = (2, 27);

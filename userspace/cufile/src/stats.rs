@@ -2,6 +2,9 @@
 
 //! The interface's statistics, exact in every mode.
 //!
+//! Calls are also counted where other processes see them, whatever the level
+//! ([`vramio::stats`]).
+//!
 //! Level 1 counts calls; level 2 adds the lengths of reads and writes; level 3 adds, for
 //! each GPU, all that moved from and to it, entries of batches and vectors included.
 //! Rates are over the time from the first call's begin to the last one's end.
@@ -10,6 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use vramio::stats::{count_calls, Call as Counted};
 use vramio::{Direction, Outcome, Path};
 
 use crate::abi::{OpCounter, PerGpu, StatsGpus, StatsL1, StatsSizes, StatsVector, GPUS};
@@ -206,6 +210,11 @@ fn bin(len: u64) -> usize {
     }
 }
 
+/// Counts a call where other processes see it.
+fn publish(call: Counted, right: bool) {
+    count_calls(call, right.into(), (!right).into(), Duration::ZERO, [0; 2]);
+}
+
 fn count(counter: &mut OpCounter, right: bool) {
     if right {
         counter.ok += 1;
@@ -279,6 +288,11 @@ impl Stats {
     }
 
     pub(crate) fn registered(&self, what: Registering, right: bool) {
+        let call = match what {
+            Registering::Handle => Counted::HandleRegister,
+            Registering::Buffer { .. } => Counted::BufRegister,
+        };
+        publish(call, right);
         let Some(mut counters) = self.counts(1) else {
             return;
         };
@@ -297,6 +311,11 @@ impl Stats {
     }
 
     pub(crate) fn deregistered(&self, what: Registering, right: bool) {
+        let call = match what {
+            Registering::Handle => Counted::HandleDeregister,
+            Registering::Buffer { .. } => Counted::BufDeregister,
+        };
+        publish(call, right);
         let Some(mut counters) = self.counts(1) else {
             return;
         };
@@ -312,6 +331,12 @@ impl Stats {
     }
 
     pub(crate) fn batch_call(&self, call: BatchCall, right: bool) {
+        let published = match call {
+            BatchCall::SetUp => Counted::BatchSetup,
+            BatchCall::Cancel => Counted::BatchCancel,
+            BatchCall::Destroy => Counted::BatchDestroy,
+        };
+        publish(published, right);
         if let Some(mut counters) = self.counts(1) {
             count(&mut counters.batch_calls[call as usize], right);
         }
@@ -320,6 +345,21 @@ impl Stats {
     /// Entries of a batch were taken, or refused one by one. Of the taken ones, so many are
     /// known to go through host memory.
     pub(crate) fn submitted(&self, begun: Instant, taken: u64, refused: u64, posix: u64) {
+        count_calls(Counted::BatchSubmit, 1, 0, begun.elapsed(), [0; 2]);
+        count_calls(
+            Counted::BatchEnqueued,
+            taken,
+            refused,
+            Duration::ZERO,
+            [0; 2],
+        );
+        count_calls(
+            Counted::PosixBatchEnqueued,
+            posix,
+            0,
+            Duration::ZERO,
+            [0; 2],
+        );
         if let Some(mut counters) = self.counts(1) {
             counters.submits.note(begun, Instant::now(), Some(0));
             counters.enqueued.ok += taken;
@@ -330,6 +370,7 @@ impl Stats {
 
     /// A whole submission was refused.
     pub(crate) fn submission_failed(&self) {
+        publish(Counted::BatchSubmit, false);
         if let Some(mut counters) = self.counts(1) {
             counters.submits.ops.err += 1;
         }
@@ -337,6 +378,10 @@ impl Stats {
 
     /// An entry of a batch ended.
     pub(crate) fn processed(&self, right: bool, ways: Ways) {
+        publish(Counted::BatchProcessed, right);
+        if ways.posix {
+            publish(Counted::PosixBatchProcessed, right);
+        }
         if let Some(mut counters) = self.counts(1) {
             count(&mut counters.processed, right);
             if ways.posix {
@@ -347,6 +392,12 @@ impl Stats {
 
     /// All of a submission has ended.
     pub(crate) fn completed(&self, submitted: &Submitted) {
+        let (ok, took) = if submitted.failed {
+            (0, Duration::ZERO)
+        } else {
+            (1, submitted.begun.elapsed())
+        };
+        count_calls(Counted::BatchComplete, ok, 1 - ok, took, submitted.bytes);
         let Some(mut counters) = self.counts(1) else {
             return;
         };

@@ -7,10 +7,11 @@ mod common;
 
 use std::ffi::c_void;
 use std::fs::{self, File, OpenOptions};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use cudarc::cufile::{result, safe::Cufile, sys};
 use vramio::gpu::cuda::CudaGpu;
+use vramio::stats::{Call, Reader};
 
 const LEN: usize = 300_000;
 
@@ -23,18 +24,54 @@ fn cudarc_reads_writes_and_makes_batches() {
         client();
         return;
     }
-    let output = Command::new(std::env::current_exe().expect("the test's own path"))
+    let child = Command::new(std::env::current_exe().expect("the test's own path"))
         .args(["--exact", "cudarc_reads_writes_and_makes_batches"])
         .env("LD_LIBRARY_PATH", common::libraries())
         .env(CHILD, "1")
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
         .expect("it runs");
+    let pid = child.id();
+    let output = child.wait_with_output().expect("it ends");
     assert!(
         output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"),
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    published(pid);
+}
+
+/// Its calls were counted where others see them, whatever the level of the statistics.
+fn published(pid: u32) {
+    let readers = Reader::all();
+    let counted = readers.iter().filter(|reader| reader.pid() == pid);
+    let counted: Vec<_> = counted.map(Reader::read).collect();
+    let count = |call| {
+        let calls = counted.iter().map(|process| process.call(call));
+        calls.fold((0, 0), |(ok, err), call| (ok + call.ok, err + call.err))
+    };
+    for (call, expected) in [
+        (Call::HandleRegister, (1, 0)),
+        (Call::HandleDeregister, (1, 0)),
+        (Call::BufRegister, (1, 0)),
+        (Call::BufDeregister, (1, 0)),
+        (Call::BatchSetup, (1, 0)),
+        (Call::BatchSubmit, (1, 0)),
+        (Call::BatchEnqueued, (4, 0)),
+        (Call::BatchProcessed, (4, 0)),
+        (Call::PosixBatchProcessed, (4, 0)),
+        (Call::BatchComplete, (1, 0)),
+        (Call::BatchCancel, (0, 0)),
+        (Call::BatchDestroy, (1, 0)),
+    ] {
+        assert_eq!(count(call), expected, "{}", call.name());
+    }
+    let complete = counted
+        .iter()
+        .map(|process| process.call(Call::BatchComplete));
+    assert_eq!(complete.map(|call| call.bytes[0]).sum::<u64>(), 4000);
 }
 
 fn client() {
@@ -49,7 +86,7 @@ fn client() {
     let handle = cufile.register(file.expect("it opens")).expect("a handle");
 
     let gpu = CudaGpu::open(0).expect("the mock has a device");
-    let mut memory = gpu.alloc(LEN as u64).expect("there is memory");
+    let memory = gpu.alloc(LEN as u64).expect("there is memory");
     memory
         .write(0, &vec![0xa5; LEN])
         .expect("it can be written");

@@ -419,5 +419,6 @@ pub unsafe extern "C" fn mock_cuda_place(
     found.err().unwrap_or(SUCCESS)
 }
 
-// Behind the macro that it uses.
+// Behind the macro that they use.
+mod clients;
 mod order;

@@ -18,6 +18,7 @@ use crate::error::{Error, Explanation, Operation};
 use crate::gpu::GpuMemory;
 use crate::outcome::{Direction, Verdict};
 use crate::pci::PciAddress;
+use crate::stats::{ModuleCounters, Scope};
 
 /// Where the module puts its node.
 const NODE: &str = "/dev/vramio";
@@ -122,6 +123,18 @@ impl Device {
     /// The path that was opened.
     pub fn path(&self) -> &FsPath {
         &self.node.path
+    }
+
+    /// The module's own counters: of everything, of the requests on this device, or of a
+    /// GPU.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if no memory of that GPU was ever registered.
+    pub fn counters(&self, scope: Scope) -> Result<ModuleCounters, Error> {
+        ModuleCounters::of(self.as_fd(), scope).map_err(|refusal| {
+            refusal.into_error(Operation::Info, self.path().display().to_string())
+        })
     }
 
     /// Registers all of a piece of GPU memory.

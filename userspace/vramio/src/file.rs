@@ -18,6 +18,7 @@ use vramio_abi::Reason;
 
 use crate::code::Code;
 use crate::context::Context;
+use crate::engine::compat::cachestat;
 use crate::error::{descriptor_name, Error, Operation};
 use crate::filesystem::FileSystem;
 use crate::outcome::Direction;
@@ -211,6 +212,25 @@ impl File {
         self.target
             .size()
             .map_err(|errno| Error::new(Operation::Info, self.name()).with_errno(errno))
+    }
+
+    /// How many pages, of 4096 bytes, of a range in bytes are in the page cache now
+    /// (cachestat(2), since Linux 6.5).
+    ///
+    /// # Errors
+    ///
+    /// cachestat(2)'s.
+    pub fn cached_pages(&self, range: std::ops::Range<u64>) -> Result<u64, Error> {
+        let len = range.end.saturating_sub(range.start);
+        if len == 0 {
+            // For the call it would mean up to the end.
+            return Ok(0);
+        }
+        cachestat(self.target.fd(), range.start, len).map_err(|errno| {
+            Error::new(Operation::Info, self.name())
+                .with_range(range.start, len)
+                .with_errno(errno)
+        })
     }
 
     /// Makes all that was written durable, as fdatasync(2) does. Requests do not do

@@ -44,6 +44,7 @@ pub(crate) const UNREGISTER: Request<abi::VramioUnregister> =
 pub(crate) const PROBE: Request<abi::VramioProbe> = Request::new(abi::VRAMIO_IOC_PROBE);
 pub(crate) const READ: Request<abi::VramioIo> = Request::new(abi::VRAMIO_IOC_READ);
 pub(crate) const WRITE: Request<abi::VramioIo> = Request::new(abi::VRAMIO_IOC_WRITE);
+pub(crate) const STATS: Request<abi::VramioStats> = Request::new(abi::VRAMIO_IOC_STATS);
 
 pub(crate) const MOCKGPU_INFO: Request<mockgpu::MockgpuInfo> =
     Request::new(mockgpu::MOCKGPU_IOC_INFO);
@@ -79,6 +80,7 @@ argument!(
     abi::VramioUnregister,
     abi::VramioProbe,
     abi::VramioIo,
+    abi::VramioStats,
     mockgpu::MockgpuInfo,
     mockgpu::MockgpuAlloc,
     mockgpu::MockgpuFree,

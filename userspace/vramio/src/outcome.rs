@@ -48,14 +48,16 @@ pub struct Outcome {
     pub moved: Moved,
     /// Bytes that lie in holes of the file: zeros, which nothing transferred.
     pub zeroed: u64,
-    /// Data bytes that the request submitted to block devices.
+    /// Data bytes that the request submitted to block devices; of one that was submitted
+    /// asynchronously, at least so many.
     pub submitted: u64,
     /// Of `bytes`, those that the submissions don't cover: the CPU wrote them
     /// (holes and unwritten extents as zeros, or a fallback to the page cache).
     pub uncovered: u64,
     /// What ended the request early.
     pub error: Option<Errno>,
-    /// Parts that the module split the request into.
+    /// Parts that the module split the request into; 0 where it does not say, as of
+    /// requests that were submitted asynchronously.
     pub parts: u32,
 }
 
@@ -226,6 +228,23 @@ impl Outcome {
             parts: io.parts,
         }
     }
+
+    /// Of an io_uring command ([`vramio_abi::VramioUring`]) that moved `bytes`. Its
+    /// completion has room for less: what was submitted is at least what is covered, and the
+    /// parts are not counted.
+    pub(crate) fn from_completion(bytes: u64, extra: u64) -> Self {
+        let byte = |shift: u32| u32::from((extra >> shift) as u8);
+        let uncovered = ((extra >> 32) * 512).min(bytes);
+        Self::from_abi(&VramioIo {
+            bytes,
+            submitted: bytes - uncovered,
+            uncovered,
+            path: byte(0),
+            certainty: byte(8),
+            reason: u32::from((extra >> 16) as u16),
+            ..VramioIo::default()
+        })
+    }
 }
 
 /// What a request would do.
@@ -313,6 +332,24 @@ mod tests {
                 parts: 7,
             }
         );
+    }
+
+    #[test]
+    fn a_completion_has_what_an_answer_has() {
+        let extra = Path::DirectHostBridge as u64
+            | (Certainty::Refuted as u64) << 8
+            | (Reason::CpuFilled as u64) << 16
+            | 3 << 32;
+        let outcome = Outcome::from_completion(8192, extra);
+        assert_eq!(outcome.bytes, 8192);
+        assert_eq!(outcome.moved.by(Path::DirectHostBridge), 8192);
+        assert_eq!(outcome.path, Path::DirectHostBridge);
+        assert_eq!(outcome.certainty, Certainty::Refuted);
+        assert_eq!(outcome.reason, Reason::CpuFilled);
+        assert_eq!((outcome.submitted, outcome.uncovered), (6656, 1536));
+        assert_eq!(outcome.error, None);
+        // It counts in blocks, so it may say more than there is.
+        assert_eq!(Outcome::from_completion(700, 2 << 32).uncovered, 700);
     }
 
     #[test]

@@ -4,18 +4,19 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use crate::cancel::Cancel;
 use crate::error::Error;
 use crate::file::File;
+use crate::flight::Landing;
 use crate::memory::GpuBuffer;
 use crate::outcome::{Direction, Outcome};
 use crate::sync::{Finish, Queue};
 use crate::transfer::Options;
-use crate::workers::{Task, Workers};
+use crate::workers::Workers;
 
 /// A piece of a file and the piece of a buffer that belongs to it, for a request that is
 /// submitted. All in bytes.
@@ -38,31 +39,28 @@ pub struct Submission {
 }
 
 impl Submission {
-    /// Starts the request. It runs in a thread of this crate; as many run at the same
-    /// time as the process has cores, the others wait for their turn.
+    /// Starts the request. If all of it goes direct by the kernel module, the module carries
+    /// it out, and many are with the drive at the same time; what is not known to, as the
+    /// first request on a file, runs in a thread of this crate: as many at the same time as
+    /// the process has cores, the others wait for their turn.
     pub fn submit(self) -> Pending {
         let finish = Arc::new(Finish::new());
-        let cancel = self.start(Sink::One(finish.clone()));
+        let set = finish.clone();
+        let cancel = self.start(true, move |result| set.set(result));
         Pending { finish, cancel }
     }
 
     /// Starts the request as [`submit`](Self::submit) does, and calls `then` with its result
-    /// in the thread that carried it out. It can't be waited for; what is given calls it off.
+    /// in a thread of this crate. It can't be waited for; what is given calls it off.
     pub fn submit_then(self, then: impl FnOnce(Result<Outcome, Error>) + Send + 'static) -> Cancel {
-        self.start(Sink::Call(Mutex::new(Some(Box::new(then)))))
+        // It may take its time, or wait for another request.
+        self.start(false, then)
     }
 
-    fn start(mut self, sink: Sink) -> Cancel {
+    fn start(mut self, quick: bool, then: impl Landing) -> Cancel {
         let cancel = self.options.cancel.get_or_insert_default().clone();
-        let task = Arc::new(Running {
-            submission: self,
-            sink,
-        });
-        let posted: Arc<dyn Task> = task.clone();
-        if !Workers::of_process().post(&posted, 1) {
-            // No thread can be had: then it runs here.
-            Workers::of_process().withdraw(&posted);
-            task.run();
+        if let Some(then) = self.take_off(quick, then) {
+            Workers::of_process().call(move || then(self.carry_out()));
         }
         cancel
     }
@@ -76,39 +74,6 @@ impl Submission {
             self.len,
             &self.options,
         )
-    }
-}
-
-/// A submitted request, and where its result goes.
-struct Running {
-    submission: Submission,
-    sink: Sink,
-}
-
-enum Sink {
-    One(Arc<Finish<Result<Outcome, Error>>>),
-    Batch(Arc<Queue<Completion>>, u64),
-    Call(Mutex<Option<Then>>),
-}
-
-/// What is called with a result, once.
-type Then = Box<dyn FnOnce(Result<Outcome, Error>) + Send>;
-
-impl Task for Running {
-    fn enter(&self) {}
-
-    fn run(self: Arc<Self>) {
-        let result = self.submission.carry_out();
-        match &self.sink {
-            Sink::One(finish) => finish.set(result),
-            Sink::Batch(completions, tag) => completions.push(Completion { tag: *tag, result }),
-            Sink::Call(then) => {
-                let then = then.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(then) = then {
-                    then(result);
-                }
-            }
-        }
     }
 }
 
@@ -202,9 +167,11 @@ impl Batch {
 
     /// Starts a request.
     pub fn submit(&mut self, submission: Submission, tag: u64) {
-        let sink = Sink::Batch(self.completions.clone(), tag);
+        let completions = self.completions.clone();
         self.open += 1;
-        let cancel = submission.start(sink);
+        let cancel = submission.start(true, move |result| {
+            completions.push(Completion { tag, result });
+        });
         self.cancels.push((tag, cancel));
     }
 

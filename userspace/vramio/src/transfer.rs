@@ -18,6 +18,7 @@ use crate::memory::GpuBuffer;
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::plan::{Limits, Map, Plan, Request, Section, Way};
 use crate::policy::Policy;
+use crate::stats::Counters;
 
 /// Below this length, in bytes, holes are not looked for: reading zeros is faster.
 const SPARSE_FROM: u64 = 128 << 10;
@@ -94,22 +95,9 @@ impl File {
             buffer_offset,
             len,
         };
-        let begin = Instant::now();
-        let counters = buffer.memory.counters;
-        counters.begin(direction);
+        let account = Account::open(buffer, &request);
         let result = self.checked(request, buffer, options);
-        let took = begin.elapsed();
-        let ended = match &result {
-            Ok(outcome) if outcome.error.is_some() || outcome.reason == Reason::Cancelled => {
-                Some(outcome.reason)
-            }
-            Ok(_) => None,
-            Err(error) => Some(error.reason),
-        };
-        counters.end(direction, len, took, result.as_ref().ok());
-        if let Some(reason) = ended {
-            counters.count(direction, reason);
-        }
+        account.close(&result);
         result
     }
 
@@ -152,6 +140,20 @@ impl File {
         buffer: &GpuBuffer,
         options: &Options,
     ) -> Result<Outcome, Error> {
+        let job = self.job(request, buffer, options)?;
+        if request.len == 0 {
+            return Ok(Outcome::nothing());
+        }
+        self.plan_and_run(&job)
+    }
+
+    /// The request for engines, if it is one.
+    pub(crate) fn job(
+        &self,
+        request: Request,
+        buffer: &GpuBuffer,
+        options: &Options,
+    ) -> Result<Job, Error> {
         let refuse = |errno: Errno, reason: Reason| {
             Err(self.error(&request).with_errno(errno).with_reason(reason))
         };
@@ -173,10 +175,7 @@ impl File {
         if let Err(reason) = buffer.memory.check(&(place..place + request.len)) {
             return refuse(Errno::ESTALE, reason);
         }
-        if request.len == 0 {
-            return Ok(Outcome::nothing());
-        }
-        let job = Job {
+        Ok(Job {
             target: self.target.clone(),
             memory: buffer.memory.clone(),
             request: Request {
@@ -185,8 +184,7 @@ impl File {
             },
             cancel: options.cancel.clone(),
             after: options.after,
-        };
-        self.plan_and_run(&job)
+        })
     }
 
     fn plan_and_run(&self, job: &Job) -> Result<Outcome, Error> {
@@ -206,31 +204,16 @@ impl File {
         if direct.is_ok() {
             job.wait_for_stream()?;
         }
-        let stat = self.target.stat();
-        let size = if self.target.block {
-            self.target.size()
-        } else {
-            stat.map(|stat| stat.st_size.unsigned_abs())
-        };
-        let failed = |errno| self.error(&request).with_errno(errno);
-        let (stat, size) = (stat.map_err(failed)?, size.map_err(failed)?);
-        let holes = match (request.direction, &direct) {
-            // The kernel would fill what was never written by CPU, and not say so.
-            (Direction::Read, Ok((engine, _))) if !engine.keeps_accounts() => {
-                Holes::and_unwritten(&self.target)
-            }
-            (Direction::Read, _) => Holes::of(&self.target, &stat),
-            (Direction::Write, _) => None,
-        };
+        let engine = direct.as_ref().ok().map(|(engine, _)| *engine);
+        let (size, holes) = self.extent(&request, engine)?;
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
-        let plan = match &direct {
-            Ok((engine, limits)) => (Plan::direct(request, *limits, size), Some(*engine)),
+        let mut plan = match &direct {
+            Ok((_, limits)) => Plan::direct(request, *limits, size),
             Err(refusal) => {
                 let reason = refusal.reason().known().unwrap_or(Reason::FileSystem);
-                (Plan::compat(request, reason, size), None)
+                Plan::compat(request, reason, size)
             }
         };
-        let (mut plan, engine) = plan;
         if let (Some(_), Some(reason)) = (engine, plan.refusal()) {
             self.fall_back(job, reason.into(), || {
                 self.error(&request)
@@ -258,8 +241,34 @@ impl File {
         Ok(sum)
     }
 
+    /// The file's size, and where its holes are, as far as requests by this engine go around
+    /// them.
+    pub(crate) fn extent(
+        &self,
+        request: &Request,
+        engine: Option<&dyn Engine>,
+    ) -> Result<(u64, Option<Holes<'_>>), Error> {
+        let stat = self.target.stat();
+        let size = if self.target.block {
+            self.target.size()
+        } else {
+            stat.map(|stat| stat.st_size.unsigned_abs())
+        };
+        let failed = |errno| self.error(request).with_errno(errno);
+        let (stat, size) = (stat.map_err(failed)?, size.map_err(failed)?);
+        let holes = match (request.direction, engine) {
+            // The kernel would fill what was never written by CPU, and not say so.
+            (Direction::Read, Some(engine)) if !engine.keeps_accounts() => {
+                Holes::and_unwritten(&self.target)
+            }
+            (Direction::Read, _) => Holes::of(&self.target, &stat),
+            (Direction::Write, _) => None,
+        };
+        Ok((size, holes))
+    }
+
     /// The engine that takes the request as it is, and its limits; or why there is none.
-    fn direct<'a>(&'a self, job: &Job) -> Result<(&'a dyn Engine, Limits), Refusal<'a>> {
+    pub(crate) fn direct<'a>(&'a self, job: &Job) -> Result<(&'a dyn Engine, Limits), Refusal<'a>> {
         let filesystem = self.target.filesystem;
         if filesystem.reason != Reason::None {
             return Err(Refusal::Known(filesystem.reason));
@@ -322,32 +331,49 @@ impl File {
         }
         match (section.way, engine) {
             (Way::Zero, _) => self.zero(&part(section.len)),
-            (Way::Direct, Some(engine)) => match engine.transfer(&part(section.ask)) {
-                Ok(outcome) => {
-                    let outcome = outcome.capped(section.len);
-                    if outcome.bytes < section.len && is_lost(&outcome) {
-                        return Ok(self.go_on(outcome, &part(section.len)));
-                    }
-                    // That of an error is counted where the request ends.
-                    if outcome.reason != Reason::None && outcome.error.is_none() {
-                        job.count(outcome.reason);
-                    }
-                    Ok(outcome)
-                }
-                Err(error) => {
-                    // Refused after all: the file or the way has changed.
-                    self.fall_back(job, error.reason, || error.clone())?;
-                    let mut outcome = compat.transfer(&part(section.len))?;
-                    explain(&mut outcome, error.reason);
-                    Ok(outcome)
-                }
-            },
+            (Way::Direct, Some(engine)) => {
+                self.tried(job, section, engine.transfer(&part(section.ask)))
+            }
             (Way::Compat(reason), _) => {
                 let mut outcome = compat.transfer(&part(section.len))?;
                 explain(&mut outcome, reason.into());
                 Ok(outcome)
             }
             (Way::Direct, None) => Err(self.error(&job.request).with_reason(Reason::NoModule)),
+        }
+    }
+
+    /// A section went direct, or did not: then it goes through host memory, if the policy
+    /// allows it.
+    pub(crate) fn tried(
+        &self,
+        job: &Job,
+        section: Section,
+        result: Result<Outcome, Error>,
+    ) -> Result<Outcome, Error> {
+        let rest = || Job {
+            request: job.request.part(section.at, section.len),
+            ..job.clone()
+        };
+        match result {
+            Ok(outcome) => {
+                let outcome = outcome.capped(section.len);
+                if outcome.bytes < section.len && is_lost(&outcome) {
+                    return Ok(self.go_on(outcome, &rest()));
+                }
+                // That of an error is counted where the request ends.
+                if outcome.reason != Reason::None && outcome.error.is_none() {
+                    job.count(outcome.reason);
+                }
+                Ok(outcome)
+            }
+            Err(error) => {
+                // Refused after all: the file or the way has changed.
+                self.fall_back(job, error.reason, || error.clone())?;
+                let mut outcome = self.context.inner.compat.transfer(&rest())?;
+                explain(&mut outcome, error.reason);
+                Ok(outcome)
+            }
         }
     }
 
@@ -421,9 +447,46 @@ impl File {
     }
 }
 
+/// A request in the counters, from its begin to its end.
+pub(crate) struct Account {
+    counters: &'static Counters,
+    direction: Direction,
+    len: u64,
+    begin: Instant,
+}
+
+impl Account {
+    pub(crate) fn open(buffer: &GpuBuffer, request: &Request) -> Self {
+        let counters = buffer.memory.counters;
+        counters.begin(request.direction);
+        Account {
+            counters,
+            direction: request.direction,
+            len: request.len,
+            begin: Instant::now(),
+        }
+    }
+
+    pub(crate) fn close(self, result: &Result<Outcome, Error>) {
+        let ended = match result {
+            Ok(outcome) if outcome.error.is_some() || outcome.reason == Reason::Cancelled => {
+                Some(outcome.reason)
+            }
+            Ok(_) => None,
+            Err(error) => Some(error.reason),
+        };
+        let took = self.begin.elapsed();
+        self.counters
+            .end(self.direction, self.len, took, result.as_ref().ok());
+        if let Some(reason) = ended {
+            self.counters.count(self.direction, reason);
+        }
+    }
+}
+
 /// Why a request can't go direct. Becomes an error only where that is one: most go on
 /// through host memory.
-enum Refusal<'a> {
+pub(crate) enum Refusal<'a> {
     /// Known beforehand.
     Known(Reason),
     /// The context has no engine for it.

@@ -3,13 +3,18 @@
 //! The threads that help with large requests and carry out asynchronous ones: one set
 //! for the process, no more than it has cores.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
-use nix::sys::signal::SigSet;
+use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::process::PerProcess;
-use crate::sync::Tasks;
+use crate::sync::{Awake, Tasks};
+
+/// How long a worker without a task stays awake. A program that makes one request after the
+/// other makes the next one in this time.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// What a worker can do.
 pub(crate) trait Task: Send + Sync {
@@ -18,6 +23,31 @@ pub(crate) trait Task: Send + Sync {
     fn enter(&self);
     /// Does it.
     fn run(self: Arc<Self>);
+}
+
+/// Starts a thread of this crate. Says whether that worked.
+pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
+    // Signals are for the program's own threads.
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let started = thread::Builder::new().name(name.to_owned()).spawn(work);
+    if let Ok(mask) = mask {
+        let _ = mask.thread_set_mask();
+    }
+    started.is_ok()
+}
+
+/// Something to be called.
+struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Task for Once {
+    fn enter(&self) {}
+
+    fn run(self: Arc<Self>) {
+        let call = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(call) = call {
+            call();
+        }
+    }
 }
 
 /// The threads.
@@ -35,24 +65,31 @@ impl Workers {
 
     fn new(size: usize) -> Self {
         Workers {
-            tasks: Tasks::new(size),
+            tasks: Tasks::new(
+                size,
+                Awake {
+                    most: AWAKE,
+                    // The others are for who works.
+                    threads: size / 2,
+                },
+            ),
         }
     }
 
     /// Posts a task for up to `times` workers to run. Says whether there is, or will
     /// be, a thread to run it.
     pub(crate) fn post(&'static self, task: &Arc<dyn Task>, times: usize) -> bool {
-        self.tasks.post(task, times, || {
-            // Signals are for the program's own threads.
-            let mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK);
-            let started = thread::Builder::new()
-                .name("vramio-io".to_owned())
-                .spawn(|| self.work());
-            if let Ok(mask) = mask {
-                let _ = mask.thread_set_mask();
-            }
-            started.is_ok()
-        })
+        self.tasks
+            .post(task, times, || spawn("vramio-io", || self.work()))
+    }
+
+    /// Has `call` called by a worker; here, if none can be had.
+    pub(crate) fn call(&'static self, call: impl FnOnce() + Send + 'static) {
+        let task: Arc<dyn Task> = Arc::new(Once(Mutex::new(Some(Box::new(call)))));
+        if !self.post(&task, 1) {
+            self.withdraw(&task);
+            task.run();
+        }
     }
 
     /// Takes back what no worker has begun. Says how many there were.

@@ -397,15 +397,18 @@ fn mock_a_failing_driver_gives_exact_counts() {
         "cuEventCreate",
         "cuMemcpyHtoDAsync_v2",
         "cuEventRecord",
+        "cuEventQuery",
         "cuEventSynchronize",
         "cuStreamSynchronize",
     ] {
         // What is queued when something fails comes late.
         mock().delay(2000);
-        for skip in [0, 1, 5, 40] {
+        // Staging buffers that hold a part of the request, and one that holds all of it.
+        let cases = [0, 1, 5, 40].map(|skip| (256 << 10, 1, skip));
+        for (slab, threads, skip) in cases.into_iter().chain([(4 << 20, 3, 0), (4 << 20, 3, 3)]) {
             let context = context(|config| {
-                config.slab_bytes = 256 << 10;
-                config.threads = 1;
+                config.slab_bytes = slab;
+                config.threads = threads;
             });
             let file = open(&context, &path(&dir));
             let vram = Vram::new(&context, size);
@@ -436,6 +439,59 @@ fn mock_a_failing_driver_gives_exact_counts() {
             assert!(vram.content() == data, "{function} {skip}");
         }
         mock().delay(0);
+    }
+    assert_eq!(mock().faults(), 0);
+}
+
+/// However many threads help: a cached request that one staging buffer holds takes no other,
+/// and waits once. So do requests at the same time, each by itself.
+#[test]
+fn mock_a_cached_request_takes_one_staging_buffer_and_waits_once() {
+    let _alone = alone();
+    let dir = directory();
+    let size = 3 * MIB;
+    let data = content(24, 0, size as usize);
+    let std = make(&path(&dir), &data);
+    warm(&std, 0, size as usize);
+    for at_once in [1, 3] {
+        let context = context(|config| {
+            config.slab_bytes = 4 << 20;
+            config.staging_bytes = 64 << 20;
+            config.threads = 3;
+        });
+        let file = open(&context, &path(&dir));
+        let vrams: Vec<_> = (0..at_once).map(|_| Vram::new(&context, size)).collect();
+        let calls = || {
+            [
+                "cuMemHostRegister_v2",
+                "cuStreamSynchronize",
+                "cuEventSynchronize",
+                "cuMemcpyHtoDAsync_v2",
+            ]
+            .map(|function| mock().calls(function))
+        };
+        let before = calls();
+        // What is queued comes late, so that requests meet.
+        mock().delay(2000);
+        std::thread::scope(|scope| {
+            for vram in &vrams {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        let outcome = file.read_at(&vram.buffer, 0, 0, size).expect("it reads");
+                        assert_eq!(outcome.moved.by(Path::CompatCache), size, "{outcome:?}");
+                    }
+                });
+            }
+        });
+        mock().delay(0);
+        let after = calls();
+        let made = [0, 1, 2, 3].map(|index| after[index] - before[index]);
+        assert!(made[0] <= at_once, "pinned: {made:?}");
+        assert_eq!(made[1] + made[2], 3 * at_once, "waits: {made:?}");
+        assert!(made[3] <= 3 * at_once * 6, "copies: {made:?}");
+        for vram in &vrams {
+            assert!(vram.content() == data);
+        }
     }
     assert_eq!(mock().faults(), 0);
 }
@@ -724,7 +780,7 @@ proptest! {
             1..6,
         ),
         direct in any::<bool>(),
-        slab in 0u32..3,
+        slab in 0u32..6,
     ) {
         let _alone = alone();
         mock().delay(100);

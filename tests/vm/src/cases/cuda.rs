@@ -4,7 +4,7 @@
 //! as a dma-buf and registered with the module. The driver is the mock, the memory that of
 //! the test GPUs.
 
-use crate::client::{self, done, refused, Buffer, Client};
+use crate::client::{self, done, refused, Buffer, Client, Way};
 use crate::context::Context;
 use crate::fleet::{self, Kind};
 use crate::lane::Case;
@@ -12,7 +12,7 @@ use crate::rest;
 use crate::transfer::Target;
 use crate::volume::Volume;
 use anyhow::{anyhow, ensure, Result};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vramio_abi::{Certainty, Path, Reason};
 use vramio_guest::client::{Answer, ClientOp, Done, Transfer};
 use vramio_guest::file::FilePlan;
@@ -21,7 +21,7 @@ use vramio_guest::protocol::{Exit, Op};
 use vramio_qemu::filesystem::FileSystem;
 use vramio_qemu::guest::{Pending, Session};
 use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
-use vramio_qemu::remote::RemoteGpu;
+use vramio_qemu::remote::{RemoteDevice, RemoteGpu, Scope};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -60,12 +60,23 @@ pub fn cases() -> Vec<Case> {
         case("no-export", no_export),
         case("write-order", write_order),
         case("fork", fork),
-        case("killed-in-flight", killed_in_flight),
-        case("exit-in-flight", exit_in_flight),
         case("unbind", unbind),
-        case("unbind-in-flight", unbind_in_flight),
         case("no-module", no_module),
+        case("batch", batch),
     ]);
+    type Run = fn(&mut Context<'_>, Way) -> Result<()>;
+    let in_flight: [(&str, Run); 3] = [
+        ("killed", killed_in_flight),
+        ("exit", exit_in_flight),
+        ("unbind", unbind_in_flight),
+    ];
+    for (what, run) in in_flight {
+        for way in Way::ALL {
+            let name = format!("cuda/{what}-in-flight{}", way.suffix());
+            let run = move |context: &mut Context<'_>| run(context, way);
+            cases.push(Case::new(name, Kind::Default, run));
+        }
+    }
     cases
 }
 
@@ -573,21 +584,27 @@ pub(super) fn throttle(context: &mut Context<'_>, speed: u64) -> Result<()> {
 pub(super) fn during(
     context: &mut Context<'_>,
     policy: &str,
+    way: Way,
     act: impl FnOnce(&mut Context<'_>, Slow) -> Result<()>,
 ) -> Result<()> {
     in_session(context, |context, session| {
         let setup = Setup::ext4(context, policy, SLOW)?.elsewhere(session, policy)?;
         let buffer = setup.client.buffer(SLOW)?;
+        if way == Way::Submitted {
+            // What was never asked about goes to a worker.
+            done(setup.client.transfer(setup.request(&buffer, 0, PAGE))?)?;
+        }
         buffer.poison(context, 0)?;
         let extents = context.session.extents(&setup.plan.path)?;
         let place = Place::of_file(fleet::EXT4, &extents);
         throttle(context, SPEED)?;
         let mark = context.vm.mark()?;
-        let pending = setup.client.start(setup.request(&buffer, 0, SLOW))?;
+        let pending = setup.client.start(way, setup.request(&buffer, 0, SLOW))?;
         let result = pending
             .still_runs_after(Duration::from_millis(500))
             .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
             .and_then(|pending| {
+                on_the_ring(&setup.client, way == Way::Submitted)?;
                 let slow = Slow {
                     setup,
                     buffer,
@@ -602,6 +619,14 @@ pub(super) fn during(
     })?;
     rest::at_rest(context, &[])?;
     rest::all_is_free(context)
+}
+
+/// Whether the module carries out what the program has submitted: no worker does.
+fn on_the_ring(client: &Client, expected: bool) -> Result<()> {
+    let threads = ["vramio-ring", "vramio-io"].map(|name| client.has_thread(name));
+    let [ring, worker] = threads;
+    ensure!(ring? == expected && !worker?, "other threads than expected");
+    Ok(())
 }
 
 /// The process has ended: its request ends with the part that is under way, and nothing
@@ -622,8 +647,8 @@ fn ended(context: &mut Context<'_>, slow: Slow) -> Result<()> {
 }
 
 /// SIGKILL with a request in flight.
-fn killed_in_flight(context: &mut Context<'_>) -> Result<()> {
-    during(context, "strict", |context, slow| {
+fn killed_in_flight(context: &mut Context<'_>, way: Way) -> Result<()> {
+    during(context, "strict", way, |context, slow| {
         let exit = slow.setup.client.session().end()?;
         ensure!(exit == Exit::Signal(libc::SIGKILL), "{exit:?}");
         ended(context, slow)
@@ -631,8 +656,8 @@ fn killed_in_flight(context: &mut Context<'_>) -> Result<()> {
 }
 
 /// `exit` with a request in flight.
-fn exit_in_flight(context: &mut Context<'_>) -> Result<()> {
-    during(context, "strict", |context, slow| {
+fn exit_in_flight(context: &mut Context<'_>, way: Way) -> Result<()> {
+    during(context, "strict", way, |context, slow| {
         let session = slow.setup.client.session();
         let _: Pending<()> = session.start(Op::Client(ClientOp::Exit { status: 7 }))?;
         let exit = session.reap()?;
@@ -759,9 +784,9 @@ fn all_falls_back(context: &mut Context<'_>, setup: &Setup, buffer: &Buffer) -> 
 
 /// The same in the middle of a request: with `allow` the rest goes through host memory,
 /// with `strict` the count says how far it came.
-fn unbind_in_flight(context: &mut Context<'_>) -> Result<()> {
+fn unbind_in_flight(context: &mut Context<'_>, way: Way) -> Result<()> {
     for policy in ["allow", "strict"] {
-        during(context, policy, |context, slow| {
+        during(context, policy, way, |context, slow| {
             unbound(context, |context| {
                 throttle(context, 0)?;
                 let done = done(slow.pending.wait()?)?;
@@ -787,6 +812,110 @@ fn unbind_in_flight(context: &mut Context<'_>) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Many more requests than processors are with the drive at the same time, and each has its
+/// own answer: those that go direct as a whole, and others.
+fn batch(context: &mut Context<'_>) -> Result<()> {
+    const PIECE: u64 = 64 << 10;
+    const COUNT: u64 = 96;
+    in_session(context, |context, session| {
+        let setup = Setup::ext4(context, "allow", COUNT * PIECE)?.elsewhere(session, "allow")?;
+        let len = COUNT * PIECE;
+        let buffer = setup.client.buffer(len)?;
+        done(setup.client.transfer(setup.request(&buffer, 0, PAGE))?)?;
+        buffer.poison(context, 0)?;
+        context.session.drop_caches()?;
+        let piece = |index: u64| Transfer {
+            file_offset: index * PIECE,
+            ..setup.request(&buffer, index * PIECE, PIECE)
+        };
+        let direct: Vec<Transfer> = (0..COUNT).map(piece).collect();
+        let extents = context.session.extents(&setup.plan.path)?;
+        let place = Place::of_file(fleet::EXT4, &extents);
+        let mark = context.vm.mark()?;
+        throttle(context, len / 8)?;
+        let pending = setup.client.submit(direct.clone())?;
+        // The drive ends some before the ring begins the last.
+        let enough = COUNT / 2;
+        let most = deepest(context, enough);
+        throttle(context, 0)?;
+        let answers = pending.wait()?;
+        on_the_ring(&setup.client, true)?;
+        let most = most?;
+        ensure!(most >= enough, "at most {most} were in flight");
+        for answer in answers {
+            all_direct(&done(answer)?, PIECE)?;
+        }
+        let account = context.vm.account(mark, &place)?;
+        ensure!(
+            account.data.into_bar == len && account.data.into_ram == 0,
+            "{account:?}"
+        );
+        setup.expect(context, &buffer, 0, len)?;
+
+        // More than there is room for, and not all of a kind.
+        buffer.poison(context, 0)?;
+        let beyond = Transfer {
+            file_offset: len,
+            ..direct[0]
+        };
+        let outside = Transfer {
+            buffer_offset: len,
+            ..direct[0]
+        };
+        let odd = Transfer {
+            file_offset: 1,
+            buffer_offset: 1,
+            len: PIECE - 1,
+            ..direct[0]
+        };
+        let mut mixed = vec![beyond, outside, odd];
+        for _ in 0..3 {
+            mixed.extend(&direct[1..]);
+        }
+        let answers = setup.client.submit(mixed)?.wait()?;
+        ensure!(
+            answers.len() as u64 == 3 + 3 * (COUNT - 1),
+            "answers are missing"
+        );
+        let mut answers = answers.into_iter();
+        let mut next = || answers.next().ok_or_else(|| anyhow!("no answer"));
+        ensure!(done(next()?)?.bytes == 0, "bytes behind the end");
+        refused(&next()?, Reason::OutOfRange)?;
+        let odd = done(next()?)?;
+        ensure!(
+            (odd.bytes, odd.reason.as_str()) == (PIECE - 1, Reason::UnalignedOffset.name()),
+            "{odd:?}"
+        );
+        for answer in answers {
+            all_direct(&done(answer)?, PIECE)?;
+        }
+        let mut content = setup.plan.content(0, len);
+        content[0] = POISON;
+        buffer.expect(context, 0, 0, &content)?;
+        let stats = setup.client.stats()?;
+        ensure!(
+            (stats.requests, stats.failed, stats.in_flight)
+                == (1 + COUNT + 3 + 3 * (COUNT - 1), 1, 0),
+            "{stats:?}"
+        );
+        Ok(())
+    })?;
+    rest::at_rest(context, &[])?;
+    rest::all_is_free(context)
+}
+
+/// The most requests that are in the module, up to `enough`.
+fn deepest(context: &Context<'_>, enough: u64) -> Result<u64> {
+    let witness = RemoteDevice::open(&context.session)?;
+    let start = Instant::now();
+    let mut most = 0;
+    while most < enough && start.elapsed() < Duration::from_secs(20) {
+        let stats = witness.stats(Scope::Module)?.ok(|out| out.reason)?;
+        most = most.max(stats.in_flight);
+    }
+    Ok(most)
 }
 
 /// Without the module all goes through host memory, and says so, or nothing does.

@@ -6,7 +6,7 @@
 //! changes between requests, or during one.
 
 use crate::cases::cuda::{all_compat, all_direct, during, throttle, Setup, Slow, SLOW};
-use crate::client::{self, done, refused, Client};
+use crate::client::{self, done, refused, Client, Way};
 use crate::context::Context;
 use crate::filesystem;
 use crate::fleet::Kind;
@@ -45,12 +45,20 @@ pub fn cases() -> Vec<Case> {
     let case = |name: &str, run: fn(&mut Context<'_>) -> Result<()>| {
         Case::new(format!("planner/{name}"), Kind::Default, run)
     };
-    cases.extend([
-        case("chattr", chattr),
-        case("hole-mid-request", hole_mid_request),
-        case("truncate-mid-request", truncate_mid_request),
-        case("chattr-mid-request", chattr_mid_request),
-    ]);
+    cases.extend([case("chattr", chattr)]);
+    type Run = fn(&mut Context<'_>, Way) -> Result<()>;
+    let mid_request: [(&str, Run); 3] = [
+        ("hole", hole_mid_request),
+        ("truncate", truncate_mid_request),
+        ("chattr", chattr_mid_request),
+    ];
+    for (what, run) in mid_request {
+        for way in Way::ALL {
+            let name = format!("planner/{what}-mid-request{}", way.suffix());
+            let run = move |context: &mut Context<'_>| run(context, way);
+            cases.push(Case::new(name, Kind::Default, run));
+        }
+    }
     cases
 }
 
@@ -430,8 +438,8 @@ const HOLE: (u64, u64) = (40 * MIB, 4 * MIB);
 
 /// A hole that comes behind the planner's back is filled with zeros by the kernel's CPU,
 /// and the request says so.
-fn hole_mid_request(context: &mut Context<'_>) -> Result<()> {
-    during(context, "allow", |context, slow| {
+fn hole_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
+    during(context, "allow", way, |context, slow| {
         let path = slow.setup.plan.path.clone();
         let (at, len) = (HOLE.0.to_string(), HOLE.1.to_string());
         let command = ["fallocate", "-p", "-o", &at, "-l", &len, &path];
@@ -449,8 +457,8 @@ fn hole_mid_request(context: &mut Context<'_>) -> Result<()> {
 }
 
 /// A file that is cut during a request ends it where it ends.
-fn truncate_mid_request(context: &mut Context<'_>) -> Result<()> {
-    during(context, "strict", |context, slow| {
+fn truncate_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
+    during(context, "strict", way, |context, slow| {
         let path = slow.setup.plan.path.clone();
         let command = ["truncate", "-s", "37748736", &path];
         let (_, done) = meanwhile(context, slow, &command)?;
@@ -464,9 +472,9 @@ fn truncate_mid_request(context: &mut Context<'_>) -> Result<()> {
 
 /// A file that becomes journaled during a request: from then on ext4 goes by the page cache
 /// without a word, and the request says so.
-fn chattr_mid_request(context: &mut Context<'_>) -> Result<()> {
+fn chattr_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
     without_delay(context, |context| {
-        during(context, "allow", |context, slow| {
+        during(context, "allow", way, |context, slow| {
             let path = slow.setup.plan.path.clone();
             let (setup, done) = meanwhile(context, slow, &["chattr", "+j", &path])?;
             ensure!(

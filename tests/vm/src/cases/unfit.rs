@@ -78,7 +78,7 @@ fn spare(setup: &Setup<'_, '_>) -> Result<String> {
 }
 
 /// Makes ext4 on a disk and mounts it.
-fn ext4(session: &Session, device: &str, make: &[&str], mount: &str) -> Result<()> {
+pub fn ext4(session: &Session, device: &str, make: &[&str], mount: &str) -> Result<()> {
     session.run(&["modprobe", "ext4"])?;
     let mut command = vec!["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=1"];
     command.extend(make);
@@ -291,9 +291,19 @@ fn made_elsewhere(
     reason: Reason,
 ) -> Result<()> {
     let setup = setup(context)?;
-    let disk = spare(&setup)?;
     let session = setup.session();
-    let image = setup.context.vm.image(MEMBERS[0])?;
+    mount_made(setup.context, fs, content)?;
+    let (path, _) = file(session, "file")?;
+    for flags in [libc::O_RDWR, libc::O_RDWR | libc::O_DIRECT] {
+        setup.path_is_refused(&path, flags, refusal(reason, fs))?;
+    }
+    finish(&setup)
+}
+
+/// Mounts such a file system.
+fn mount_made(context: &Context<'_>, fs: &str, content: &str) -> Result<()> {
+    let session = &context.session;
+    let image = context.vm.image(MEMBERS[0])?;
     image.write(0, &vec![0; MADE_LEN])?;
     for line in content.lines().filter(|line| !line.starts_with('#')) {
         let (offset, digits) = line.split_once(' ').context("a line without a space")?;
@@ -307,12 +317,13 @@ fn made_elsewhere(
     // The guest remembers what another case left there.
     session.drop_caches()?;
     session.run(&["modprobe", fs])?;
-    session.mount(&disk, MOUNTED, fs, 0, "")?;
-    let (path, _) = file(session, "file")?;
-    for flags in [libc::O_RDWR, libc::O_RDWR | libc::O_DIRECT] {
-        setup.path_is_refused(&path, flags, refusal(reason, fs))?;
-    }
-    finish(&setup)
+    let disk = context.vm.device(MEMBERS[0])?;
+    Ok(session.mount(&disk, MOUNTED, fs, 0, "")?)
+}
+
+/// An empty btrfs, mounted.
+pub fn mount_btrfs(context: &Context<'_>) -> Result<()> {
+    mount_made(context, "btrfs", BTRFS)
 }
 
 /// The file system that has the data is hidden.

@@ -16,7 +16,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use vramio::{Config, Context};
 
 use crate::failure::Failure;
-use crate::gpu::{Allocation, Gpu};
+use crate::gpu::{Allocation, Gpu, MemoryKind};
 use crate::output;
 use crate::signal::Signals;
 use crate::workload::lane::{no_room, Budget, Content, Control, Lane, Means, Spec};
@@ -89,7 +89,7 @@ impl State {
     /// What a failure means that came up before anything was measured.
     fn of(failure: Failure) -> Self {
         match failure {
-            Failure::Library(_) if failure.reason_name().is_some() => State::Refused(failure),
+            Failure::Library(_) if failure.why().is_some() => State::Refused(failure),
             _ => State::Failed(failure),
         }
     }
@@ -192,8 +192,10 @@ impl Bench<'_> {
         let memory = plans
             .iter()
             .map(|plan| {
-                self.gpu
-                    .allocate(Lane::span(plan, self.args.depth as usize))
+                self.gpu.allocate_kind(
+                    MemoryKind::Device,
+                    Lane::span(plan, self.args.depth as usize),
+                )
             })
             .collect::<Result<Vec<_>, Failure>>()?;
         let ways = self.args.ways();

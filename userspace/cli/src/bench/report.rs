@@ -160,7 +160,7 @@ impl Report<'_> {
         };
         let Some(rate) = side.rate() else {
             let _ = write!(line, "{:>8}  {}", "-", side.status());
-            if let Some(reason) = side.failure().and_then(Failure::reason_name) {
+            if let Some(reason) = side.failure().and_then(Failure::why) {
                 let _ = write!(line, ": {reason}");
             }
             return line;
@@ -268,10 +268,7 @@ impl Report<'_> {
         for point in &self.points {
             for side in &point.sides {
                 let json = side_json(side);
-                let reason = json
-                    .error
-                    .as_ref()
-                    .and_then(|_| side.failure()?.reason_name());
+                let reason = json.error.as_ref().and_then(|_| side.failure()?.why());
                 let [p50, p90, p99, p999, max] = [
                     json.latency_us.p50,
                     json.latency_us.p90,
@@ -288,7 +285,7 @@ impl Report<'_> {
                     point.sizes,
                     json.path,
                     json.status,
-                    reason.unwrap_or_default(),
+                    reason.map(|reason| reason.to_string()).unwrap_or_default(),
                     json.bytes,
                     json.requests,
                     json.seconds,

@@ -110,6 +110,26 @@ impl FileAnswer<'_> {
         self.gpu.as_ref()
     }
 
+    /// In a sentence, and the fix; that is empty if nothing is in the way.
+    pub fn why(&self) -> (String, &'static str) {
+        let reason = self.verdict.reason;
+        if reason != Reason::None {
+            (format!("{reason}: {}", reason.sentence()), reason.fix())
+        } else if let Some(errno) = self.verdict.error {
+            (format!("{errno:?} ({})", errno.desc()), "see errno(3)")
+        } else {
+            (self.sentence(), "")
+        }
+    }
+
+    /// Why requests would not go direct: [`Reason::None`] if they would.
+    pub fn reason(&self) -> Code<Reason> {
+        match (self.decision(), &self.gpu) {
+            (Decision::Undecided, None) => Reason::NoGpu.into(),
+            _ => self.verdict.reason,
+        }
+    }
+
     fn decision(&self) -> Decision {
         if self.verdict.is_refused() {
             Decision::Refused
@@ -146,14 +166,15 @@ impl Answer for FileAnswer<'_> {
     fn to_text(&self) -> String {
         let Verdict {
             path,
-            reason,
             certainty,
             error,
             mem_align,
             offset_align,
             distance,
             target,
+            ..
         } = self.verdict;
+        let reason = self.reason();
         let decision = match self.decision() {
             Decision::Direct => "direct",
             Decision::Refused => "refused",
@@ -195,7 +216,7 @@ impl Answer for FileAnswer<'_> {
 
     fn to_json(&self) -> serde_json::Value {
         let verdict = &self.verdict;
-        let reason = verdict.reason;
+        let reason = self.reason();
         let answer = AnswerJson {
             file: self.file.display().to_string(),
             operation: self.direction.to_string(),
@@ -214,8 +235,7 @@ impl Answer for FileAnswer<'_> {
             gpu: self.gpu.as_ref().map(Gpu::to_json),
             distance: verdict.distance,
         };
-        // Strings and numbers only: this can't fail.
-        serde_json::to_value(answer).unwrap_or_default()
+        crate::output::value(answer)
     }
 }
 

@@ -5,8 +5,8 @@
 
 pub mod file;
 pub mod finding;
-mod mounts;
-mod platform;
+pub mod mounts;
+pub mod platform;
 
 use std::process::ExitCode;
 

@@ -7,8 +7,9 @@ use std::path::PathBuf;
 use procfs::process::{MountInfo, Process};
 use serde_json::{json, Value};
 use vramio::topology::{Layer, Passes, Topology};
-use vramio::{FileSystem, PciAddress, Reason};
+use vramio::{Code, FileSystem, PciAddress, Reason};
 
+use super::platform::{self, Platform};
 use super::{Answer, Usable};
 use crate::failure::Failure;
 use crate::gpu::Gpu;
@@ -26,8 +27,12 @@ pub struct Mounts {
 struct Mount {
     point: PathBuf,
     filesystem: &'static FileSystem,
+    /// What the kernel calls it, such as `virtiofs` or `fuse.sshfs`.
+    kind: String,
     source: String,
     drives: Vec<PciAddress>,
+    /// Why nothing on it goes direct, as far as the file system goes.
+    refusal: Reason,
     verdict: Verdict,
 }
 
@@ -39,7 +44,7 @@ enum Verdict {
     /// The kernel module decides: a device below can be seen from inside only.
     Perhaps(String),
     /// Through host memory, for this reason; the device that is the cause, if one is.
-    Fallback(Reason, Option<String>),
+    Fallback(Code<Reason>, Option<String>),
 }
 
 /// Looks at all mounts, for one GPU.
@@ -60,52 +65,99 @@ pub fn ask(number: Option<u32>) -> Result<Mounts, Failure> {
         .and_then(|process| process.mountinfo())
         .map_err(failure)?;
     let topology = machine::topology("check")?;
+    let platform = platform::ask(false)?;
     let address = gpu.as_ref().and_then(Gpu::address);
     Ok(Mounts {
         mounts: list
             .into_iter()
-            .filter_map(|mount| look(mount, &topology, address))
+            .filter_map(|mount| look(mount, &topology, &platform, address))
             .collect(),
         gpu: address,
         has_gpu: gpu.is_some(),
     })
 }
 
+/// File systems of the kernel's that hold no data.
+const PSEUDO: [&str; 26] = [
+    "autofs",
+    "bdev",
+    "binder",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "cpuset",
+    "debugfs",
+    "devpts",
+    "efivarfs",
+    "functionfs",
+    "fusectl",
+    "mqueue",
+    "nfsd",
+    "nsfs",
+    "pipefs",
+    "proc",
+    "pstore",
+    "resctrl",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+
 /// One mount; none of a file system that holds no data, such as procfs.
-fn look(mount: MountInfo, topology: &Topology, gpu: Option<PciAddress>) -> Option<Mount> {
+fn look(
+    mount: MountInfo,
+    topology: &Topology,
+    platform: &Platform,
+    gpu: Option<PciAddress>,
+) -> Option<Mount> {
     let filesystem = FileSystem::of_path(&mount.mount_point).ok()?;
     let (major, minor) = mount.majmin.split_once(':')?;
     let device = Layer::of_device(major.parse().ok()?, minor.parse().ok()?);
-    if filesystem.name == "other" && device.is_none() {
+    // One that is not known and has no device may be a network's, unless it is one of these.
+    if filesystem.name == "other" && device.is_none() && PSEUDO.contains(&&*mount.fs_type) {
         return None;
+    }
+    let drives = device.as_ref().map(Layer::drives).unwrap_or_default();
+    let refusal = match filesystem.reason {
+        Reason::None => machine::mount::refusal(filesystem, &mount),
+        reason => reason,
+    };
+    let mut verdict = match refusal {
+        Reason::None => judge(device.as_ref(), topology, gpu),
+        reason => Verdict::Fallback(reason.into(), None),
+    };
+    if !matches!(verdict, Verdict::Fallback(..)) {
+        if let Some(reason) = platform.obstacle(gpu, &drives) {
+            verdict = Verdict::Fallback(reason, None);
+        }
     }
     Some(Mount {
         point: mount.mount_point,
         filesystem,
+        kind: mount.fs_type,
         source: mount.mount_source.unwrap_or_default(),
-        drives: device.as_ref().map(Layer::drives).unwrap_or_default(),
-        verdict: judge(filesystem, device.as_ref(), topology, gpu),
+        drives,
+        refusal,
+        verdict,
     })
 }
 
-/// What stands in the way first, from above.
-fn judge(
-    filesystem: &FileSystem,
-    device: Option<&Layer>,
-    topology: &Topology,
-    gpu: Option<PciAddress>,
-) -> Verdict {
-    if filesystem.reason != Reason::None {
-        return Verdict::Fallback(filesystem.reason, None);
-    }
+/// What stands in the way first below the file system, from above.
+fn judge(device: Option<&Layer>, topology: &Topology, gpu: Option<PciAddress>) -> Verdict {
     let Some(device) = device else {
-        return Verdict::Fallback(Reason::NoBlockDevice, None);
+        return Verdict::Fallback(Reason::NoBlockDevice.into(), None);
     };
     let mut perhaps = None;
     for layer in device.layers() {
         match layer.passes() {
             Passes::Yes => {}
-            Passes::No(reason) => return Verdict::Fallback(reason, Some(layer.name.clone())),
+            Passes::No(reason) => {
+                return Verdict::Fallback(reason.into(), Some(layer.name.clone()));
+            }
             Passes::Perhaps => {
                 perhaps.get_or_insert_with(|| layer.name.clone());
             }
@@ -118,7 +170,7 @@ fn judge(
             };
             if route.reason() != Reason::None {
                 let cause = route.redirected_by.first().unwrap_or(&drive);
-                return Verdict::Fallback(route.reason(), Some(cause.to_string()));
+                return Verdict::Fallback(route.reason().into(), Some(cause.to_string()));
             }
         }
     }
@@ -133,6 +185,32 @@ impl Mount {
             Verdict::Perhaps(_) => "perhaps",
             Verdict::Fallback(..) => "fallback",
         }
+    }
+}
+
+impl Mounts {
+    /// What the file systems themselves keep from going directly, for people.
+    pub fn to_filesystems(&self) -> String {
+        self.mounts
+            .iter()
+            .map(|mount| {
+                let says = match mount.refusal {
+                    Reason::None => "nothing of the file system is in the way".to_owned(),
+                    reason => format!(
+                        "{}: {}; fix: {}",
+                        reason.name(),
+                        reason.sentence(),
+                        reason.fix()
+                    ),
+                };
+                format!(
+                    " {} {} ({}) : {says}\n",
+                    mount.point.display(),
+                    mount.kind,
+                    mount.source
+                )
+            })
+            .collect()
     }
 }
 
@@ -157,7 +235,7 @@ impl Answer for Mounts {
         let widest =
             |length: fn(&Mount) -> usize| self.mounts.iter().map(length).max().unwrap_or(0);
         let point = widest(|mount| mount.point.display().to_string().len());
-        let name = widest(|mount| mount.filesystem.name.len());
+        let name = widest(|mount| mount.kind.len());
         for mount in &self.mounts {
             let because = match &mount.verdict {
                 Verdict::Direct => String::new(),
@@ -166,7 +244,7 @@ impl Answer for Mounts {
                 }
                 Verdict::Fallback(reason, device) => format!(
                     "  {}{}: {}",
-                    reason.name(),
+                    reason,
                     device
                         .as_ref()
                         .map_or_else(String::new, |name| format!(" ({name})")),
@@ -177,7 +255,7 @@ impl Answer for Mounts {
                 "{:<8} {:<point$} {:<name$} {}{because}\n",
                 mount.word(self.has_gpu),
                 mount.point.display().to_string(),
-                mount.filesystem.name,
+                mount.kind,
                 mount.source,
             );
         }
@@ -204,9 +282,10 @@ impl Answer for Mounts {
                 json!({
                     "mount": mount.point.display().to_string(),
                     "file_system": mount.filesystem.name,
+                    "type": mount.kind,
                     "source": mount.source,
                     "verdict": mount.word(self.has_gpu),
-                    "reason": reason.map(|reason| reason.name()),
+                    "reason": reason.map(ToString::to_string),
                     "fix": reason.map(|reason| reason.fix()),
                     "component": device,
                     "drives": mount.drives.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -214,5 +293,42 @@ impl Answer for Mounts {
             })
             .collect();
         json!({ "gpu": self.gpu.map(|gpu| gpu.to_string()), "mounts": mounts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A network's file system that nobody has heard of is listed by the kernel's name for it;
+    /// those of the kernel are not.
+    #[test]
+    fn unknown_file_systems_are_named() {
+        let platform = platform::ask(false).expect("a machine");
+        let look = |kind: &str| {
+            // What is there is none of the known ones.
+            let line = format!("36 35 0:99 / /proc rw - {kind} server:/share rw");
+            let mount = MountInfo::from_line(&line).expect("a mount");
+            super::look(mount, &Topology::default(), &platform, None)
+        };
+        let mount = look("orangefs").expect("it is listed");
+        assert_eq!(
+            (&*mount.kind, mount.refusal),
+            ("orangefs", Reason::FileSystem)
+        );
+        let mounts = Mounts {
+            mounts: vec![mount],
+            gpu: None,
+            has_gpu: true,
+        };
+        let text = mounts.to_text();
+        assert!(
+            text.starts_with("fallback /proc orangefs server:/share  file-system: "),
+            "{text}"
+        );
+        assert_eq!(mounts.to_json()["mounts"][0]["type"], "orangefs");
+        for kind in PSEUDO {
+            assert!(look(kind).is_none(), "{kind}");
+        }
     }
 }

@@ -3,8 +3,8 @@
 //! `vramio check` without a file: the machine.
 
 use serde_json::{json, Value};
-use vramio::topology::{Kind, Route, Topology, Way};
-use vramio::{Context, PciAddress, Reason};
+use vramio::topology::{Kind, Redirect, Route, Topology, Way};
+use vramio::{Code, Context, PciAddress, Reason};
 
 use super::finding::{Finding, State};
 use super::{Answer, Usable};
@@ -18,38 +18,49 @@ pub struct Platform {
     pairs: Vec<Pair>,
     /// The PCI tree, if it was asked for.
     topology: Option<Topology>,
-    gpus: usize,
-    /// The module can be used.
-    module: bool,
+    /// The GPUs, by place.
+    pub gpus: Vec<PciAddress>,
+    /// Why the module can't be used; [`Reason::None`] if it can.
+    module: Code<Reason>,
 }
 
 /// A GPU and a drive.
 #[derive(Debug)]
-struct Pair {
-    gpu: PciAddress,
-    drive: PciAddress,
-    route: Route,
+pub struct Pair {
+    /// The GPU.
+    pub gpu: PciAddress,
+    /// The drive.
+    pub drive: PciAddress,
+    /// What lies between them.
+    pub route: Route,
 }
 
 /// Looks at the machine.
 pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     let root = Root::new();
     let topology = machine::topology("check")?;
-    let release = nix::sys::utsname::uname()
-        .map(|names| names.release().to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let release = kernel::release();
     let context = Context::new()?;
     let device = context.device();
-    let mut platform = look(&root, &topology, &release, device.is_ok());
+    let module = match &device {
+        Ok(_) => Reason::None.into(),
+        // One that can't be asked is as good as none.
+        Err(error) if error.reason == Reason::None => Reason::NoModule.into(),
+        Err(error) => error.reason,
+    };
+    let mut platform = look(&root, &topology, &release, module);
     platform
         .sections
         .insert(1, ("module", module::findings(&root, &release, device)));
+    if let Some((_, findings)) = platform.sections.iter_mut().find(|(n, _)| *n == "process") {
+        findings.push(process::cuda(context.cuda_version()));
+    }
     platform.topology = with_topology.then_some(topology);
     Ok(platform)
 }
 
 /// What the kernel's files say.
-fn look(root: &Root, topology: &Topology, release: &str, module: bool) -> Platform {
+fn look(root: &Root, topology: &Topology, release: &str, module: Code<Reason>) -> Platform {
     let gpus: Vec<PciAddress> = addresses(topology, Kind::Gpu);
     let mut pairs = Vec::new();
     for &gpu in &gpus {
@@ -65,12 +76,17 @@ fn look(root: &Root, topology: &Topology, release: &str, module: bool) -> Platfo
             ("kernel", kernel::findings(root, release)),
             ("gpus", gpu::findings(root, topology)),
             ("drives", drive::findings(root, topology)),
-            ("pci", pairs.iter().flat_map(Pair::findings).collect()),
+            (
+                "pci",
+                bridges(topology)
+                    .chain(pairs.iter().flat_map(Pair::findings))
+                    .collect(),
+            ),
             ("process", process::findings(root)),
         ],
         pairs,
         topology: None,
-        gpus: gpus.len(),
+        gpus,
         module,
     }
 }
@@ -80,6 +96,20 @@ fn addresses(topology: &Topology, kind: Kind) -> Vec<PciAddress> {
         .of_kind(kind)
         .map(|function| function.address)
         .collect()
+}
+
+/// The bridges of which ACS is known to redirect, or can't be read. Whether one of them is in
+/// the way is up to the pairs.
+fn bridges(topology: &Topology) -> impl Iterator<Item = Finding> + '_ {
+    const WHAT: &str = "acs";
+    topology.of_kind(Kind::Bridge).filter_map(|bridge| {
+        let says = match bridge.redirect {
+            Redirect::Off => return None,
+            Redirect::On => "redirects peer-to-peer traffic to the host bridge",
+            Redirect::Unknown => "can't be read without root's rights",
+        };
+        Some(Finding::note(WHAT, says).of(bridge.address.to_string()))
+    })
 }
 
 impl Pair {
@@ -150,40 +180,73 @@ impl Pair {
 }
 
 impl Platform {
-    fn failures(&self) -> usize {
+    /// All that was found, by section.
+    pub fn findings(&self) -> impl Iterator<Item = (&'static str, &Finding)> {
         self.sections
             .iter()
-            .flat_map(|(_, findings)| findings)
-            .filter(|finding| finding.state == State::Fail)
+            .flat_map(|(name, findings)| findings.iter().map(move |finding| (*name, finding)))
+    }
+
+    /// The pairs of GPU and drive.
+    pub fn pairs(&self) -> &[Pair] {
+        &self.pairs
+    }
+
+    /// What keeps files on these drives from going direct to this GPU, as far as the machine
+    /// goes; the routes are not looked at.
+    pub fn obstacle(&self, gpu: Option<PciAddress>, drives: &[PciAddress]) -> Option<Code<Reason>> {
+        if self.module != Reason::None {
+            return Some(self.module);
+        }
+        if !self.ready() {
+            let swiotlb = self
+                .findings()
+                .any(|(_, finding)| finding.what == "swiotlb" && finding.state == State::Fail);
+            let reason = if swiotlb {
+                Reason::Swiotlb
+            } else {
+                Reason::KernelTooOld
+            };
+            return Some(reason.into());
+        }
+        if gpu.is_some_and(|gpu| self.fails(gpu)) {
+            return Some(Reason::NoPgmap.into());
+        }
+        drives
+            .iter()
+            .any(|drive| self.fails(*drive))
+            .then(|| Reason::MergeBarrier.into())
+    }
+
+    /// Whether something of a device is in the way.
+    fn fails(&self, address: PciAddress) -> bool {
+        let address = address.to_string();
+        self.findings().any(|(_, finding)| {
+            finding.state == State::Fail && finding.object.as_ref() == Some(&address)
+        })
+    }
+
+    fn failures(&self) -> usize {
+        self.findings()
+            .filter(|(_, finding)| finding.state == State::Fail)
             .count()
     }
 
     /// Whether nothing else than a pair's route is in the way.
     fn ready(&self) -> bool {
-        self.module
+        self.module == Reason::None
             && self
-                .sections
-                .iter()
+                .findings()
                 .filter(|(name, _)| matches!(*name, "kernel" | "module"))
-                .flat_map(|(_, findings)| findings)
-                .all(|finding| finding.state != State::Fail || finding.what == "udev")
+                .all(|(_, finding)| finding.state != State::Fail || finding.what == "udev")
     }
 
     /// The pairs that nothing in sight stands against.
-    fn direct(&self) -> impl Iterator<Item = &Pair> {
+    pub fn direct(&self) -> impl Iterator<Item = &Pair> {
         let ready = self.ready();
-        let fails = |address: PciAddress| {
-            let address = address.to_string();
-            self.sections
-                .iter()
-                .flat_map(|(_, findings)| findings)
-                .any(|finding| {
-                    finding.state == State::Fail && finding.object.as_ref() == Some(&address)
-                })
-        };
-        self.pairs
-            .iter()
-            .filter(move |pair| ready && pair.is_open() && !fails(pair.gpu) && !fails(pair.drive))
+        self.pairs.iter().filter(move |pair| {
+            ready && pair.is_open() && !self.fails(pair.gpu) && !self.fails(pair.drive)
+        })
     }
 }
 
@@ -191,7 +254,7 @@ impl Answer for Platform {
     fn usable(&self) -> Usable {
         if self.direct().next().is_some() {
             Usable::Direct
-        } else if self.gpus > 0 {
+        } else if !self.gpus.is_empty() {
             Usable::Fallback
         } else {
             Usable::No
@@ -328,7 +391,12 @@ mod tests {
                 "1",
             ),
         ]);
-        look(&root, &machine(redirect, provider), "7.3.4", module)
+        let module = if module {
+            Reason::None
+        } else {
+            Reason::NoModule
+        };
+        look(&root, &machine(redirect, provider), "7.3.4", module.into())
     }
 
     #[test]
@@ -344,6 +412,21 @@ mod tests {
         let json = platform.to_json();
         assert_eq!(json["verdict"], "direct");
         assert_eq!(json["pairs"][0]["direct"], true);
+    }
+
+    /// Each bridge is named; one that redirects is in the way of a pair only if it lies between
+    /// the two.
+    #[test]
+    fn bridges_are_told_apart() {
+        for (redirect, says) in [
+            ("on", "0000:02:00.0: redirects peer-to-peer traffic"),
+            ("unknown", "0000:02:00.0: can't be read"),
+        ] {
+            let text = platform(redirect, true, true).to_text();
+            let line = text.lines().find(|line| line.contains("note  acs"));
+            assert!(line.is_some_and(|line| line.contains(says)), "{text}");
+        }
+        assert!(!platform("off", true, true).to_text().contains(" acs "));
     }
 
     #[test]
@@ -378,7 +461,7 @@ mod tests {
     #[test]
     fn no_gpu_is_not_usable() {
         let (_directory, root) = root(&[]);
-        let platform = look(&root, &Topology::default(), "7.3.4", true);
+        let platform = look(&root, &Topology::default(), "7.3.4", Reason::None.into());
         assert_eq!(platform.usable(), Usable::No);
         assert!(platform
             .to_text()

@@ -4,58 +4,83 @@
 
 mod report;
 pub mod tally;
+mod through;
 mod transfer;
+mod verify;
 
 use std::fs::File;
 use std::process::ExitCode;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use vramio::{Config, Context, Direction, Key, Options, Policy, Reason, Source, Verdict};
 
-use crate::args::{CpArgs, Job};
+use crate::args::{CpArgs, Job, Work};
 use crate::failure::Failure;
 use crate::file::{self, Destination};
 use crate::gpu::{Gpu, Memory};
 use crate::output;
+use crate::progress;
 use crate::signal::Signals;
 use report::Report;
-use transfer::{Plan, Transfer};
+use transfer::{End, Plan, Transfer};
 
 /// Runs the command.
 pub fn main(args: &CpArgs) -> ExitCode {
-    let job = args.job();
-    let report = match run(args, &job) {
-        Ok(report) => report,
-        Err(failure) => return output::fail(&failure, args.json, 1),
-    };
-
-    let printed = if args.json {
-        output::print_json(&report.to_json())
-    } else if args.quiet {
-        Ok(())
-    } else {
-        output::print(&report.to_text())
-    };
-    let incomplete = report.incomplete();
-    if let Some(why) = &incomplete {
-        output::complain(why);
-    }
-    if let Err(failure) = &printed {
-        output::complain(failure);
-    }
-    match report.signal() {
-        Some(signal) => ExitCode::from(128 + signal),
-        None if incomplete.is_some() || printed.is_err() => ExitCode::FAILURE,
-        None => ExitCode::SUCCESS,
+    let work = args.work();
+    let signals = Signals::catch()
+        .map_err(|error| Failure::plain("catch", "signals", error.to_string(), "see errno(3)"));
+    let ended = signals.and_then(|signals| match &work {
+        Work::One(job) => {
+            let report = match job.direction {
+                Direction::Read => read(args, job, &signals),
+                Direction::Write => write(args, job, &signals),
+            }?;
+            Ok(Ended {
+                text: report.to_text(),
+                json: output::value(report.to_json()),
+                incomplete: report.incomplete(),
+                signal: report.signal(),
+            })
+        }
+        Work::Through(through) => through::run(args, through, &signals),
+    });
+    match ended {
+        Ok(ended) => ended.print(args),
+        Err(failure) => output::fail(&failure, args.json, 1),
     }
 }
 
-fn run<'a>(args: &'a CpArgs, job: &Job<'a>) -> Result<Report<'a>, Failure> {
-    let signals = Signals::catch()
-        .map_err(|error| Failure::plain("catch", "signals", error.to_string(), "see errno(3)"))?;
-    match job.direction {
-        Direction::Read => read(args, job, &signals),
-        Direction::Write => write(args, job, &signals),
+/// A copy that came to an end, whichever.
+struct Ended {
+    /// The summary for people.
+    text: String,
+    /// The same for programs.
+    json: serde_json::Value,
+    /// Why not all bytes moved.
+    incomplete: Option<Failure>,
+    /// The signal that ended it.
+    signal: Option<u8>,
+}
+
+impl Ended {
+    fn print(&self, args: &CpArgs) -> ExitCode {
+        let printed = if args.json {
+            output::print_json(&self.json)
+        } else if args.quiet {
+            Ok(())
+        } else {
+            output::print(&self.text)
+        };
+        if let Some(why) = &self.incomplete {
+            output::complain(why);
+        }
+        if let Err(failure) = &printed {
+            output::complain(failure);
+        }
+        match self.signal {
+            Some(signal) => ExitCode::from(128 + signal),
+            None if self.incomplete.is_some() || printed.is_err() => ExitCode::FAILURE,
+            None => ExitCode::SUCCESS,
+        }
     }
 }
 
@@ -71,7 +96,7 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
         (size, rest) => return Err(beyond_the_end(job, offset, size, rest)),
     };
 
-    let context = context(args)?;
+    let context = context(args.policy)?;
     let gpu = Gpu::open(job.gpu)?;
     let align = align(job, &context, &file)?;
     let plan = Plan {
@@ -84,15 +109,20 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
     };
     check_lengths(job, &plan)?;
     let memory = allocate(&context, &gpu, plan.span())?;
-    let file = vramio::File::from_fd(&context, &file)?;
-    check_first_request(job, &plan, &memory, &file)?;
-    let transfer = carry_out(args, &plan, &memory, &file, signals);
+    let target = vramio::File::from_fd(&context, &file)?;
+    check_first_request(job, &plan, &memory, &target)?;
+    let transfer = carry_out(args, &plan, &memory, &target, signals);
+    let verified = match transfer.end {
+        End::Complete if args.verify => Some(verify::memory(&memory, &file, job.file, &plan)?),
+        _ => None,
+    };
     Ok(Report {
         args,
         plan,
         gpu,
         gpu_offset: memory.offset,
         transfer,
+        verified,
     })
 }
 
@@ -100,7 +130,7 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
 fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report<'a>, Failure> {
     let size = args.size.unwrap_or(0);
     let offset = args.file_offset.unwrap_or(0);
-    let context = context(args)?;
+    let context = context(args.policy)?;
     let gpu = Gpu::open(job.gpu)?;
     let memory = allocate(&context, &gpu, size)?;
 
@@ -121,19 +151,28 @@ fn write<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Repor
     check_first_request(job, &plan, &memory, &file)?;
     destination.begin(args.file_offset.is_none())?;
     let transfer = carry_out(args, &plan, &memory, &file, signals);
+    let verified = match transfer.end {
+        End::Complete if args.verify => {
+            verify::on_drive(&file)?;
+            let written = file::open(job.file, false)?;
+            Some(verify::memory(&memory, &written, job.file, &plan)?)
+        }
+        _ => None,
+    };
     Ok(Report {
         args,
         plan,
         gpu,
         gpu_offset: memory.offset,
         transfer,
+        verified,
     })
 }
 
-/// The context of the copy. With a strict policy there has to be a module.
-fn context(args: &CpArgs) -> Result<Context, Failure> {
+/// The context of a copy. With a strict policy there has to be a module.
+pub fn context(policy: Option<Policy>) -> Result<Context, Failure> {
     let mut config = Config::load()?;
-    if let Some(policy) = args.policy {
+    if let Some(policy) = policy {
         config.policy = policy;
     } else if config.source(Key::Policy) == Source::Default {
         config.policy = Policy::Strict;
@@ -245,7 +284,7 @@ fn carry_out(
     file: &vramio::File,
     signals: &Signals,
 ) -> Transfer {
-    let progress = progress(args, plan.size);
+    let progress = progress::bar(args.quiet, plan.size);
     let transfer = transfer::run(
         plan,
         |piece| {
@@ -266,20 +305,6 @@ fn carry_out(
     );
     progress.finish_and_clear();
     transfer
-}
-
-/// A bar on standard error, if that is a terminal.
-fn progress(args: &CpArgs, size: u64) -> ProgressBar {
-    if args.quiet {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(size);
-    let template = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
-    // A constant; were it wrong, the default style would do.
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// What is being done, for messages.

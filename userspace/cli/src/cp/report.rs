@@ -8,7 +8,9 @@ use serde::Serialize;
 use vramio::Reason;
 
 use super::operation;
+use super::tally::TallyJson;
 use super::transfer::{End, Plan, Transfer};
+use super::verify::Verified;
 use crate::args::CpArgs;
 use crate::failure::{Failure, FailureJson};
 use crate::gpu::{Gpu, GpuJson};
@@ -26,6 +28,8 @@ pub struct Report<'a> {
     pub gpu_offset: u64,
     /// What was done.
     pub transfer: Transfer,
+    /// What was compared afterwards, in words.
+    pub verified: Option<Verified>,
 }
 
 impl Report<'_> {
@@ -39,43 +43,12 @@ impl Report<'_> {
 
     /// Why not all bytes moved.
     pub fn incomplete(&self) -> Option<Failure> {
-        let none = Reason::None.into();
-        let (why, reason, errno, fix) = match &self.transfer.end {
-            End::Complete => return None,
-            End::Short => (
-                "the file ended early".to_owned(),
-                none,
-                None,
-                "see what else changes the file",
-            ),
-            End::Refused(error) => (
-                error.sentence().to_owned(),
-                error.reason,
-                error.errno,
-                error.fix(),
-            ),
-            End::Failed { errno, reason } => (
-                errno.desc().to_owned(),
-                *reason,
-                Some(*errno),
-                "see the kernel log",
-            ),
-            End::Signal(signal) => (
-                format!("signal {signal} ended the copy"),
-                none,
-                None,
-                "copy the rest with --file-offset and --size",
-            ),
-        };
-        let bytes = self.transfer.tally.bytes;
-        Some(Failure::Own {
-            operation: operation(self.plan.direction),
-            object: format!("{} to {}", self.args.source, self.args.destination),
-            sentence: format!("{bytes} of {} bytes moved, then: {why}", self.plan.size),
-            reason,
-            errno,
-            fix: fix.to_owned(),
-        })
+        incomplete(
+            &self.transfer.end,
+            operation(self.plan.direction),
+            self.args,
+            (self.transfer.tally.bytes, self.plan.size),
+        )
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -104,28 +77,8 @@ impl Report<'_> {
             self.transfer.elapsed.as_secs_f64(),
             self.bytes_per_second() / 1e6,
         ));
-        match tally.paths.as_slice() {
-            [] => lines.push("path: none (no request was made)".to_owned()),
-            [only] => lines.push(format!("path: {} ({})", only.path, only.certainty)),
-            paths => lines.extend(paths.iter().map(|tally| {
-                format!(
-                    "path: {} ({}), {} bytes",
-                    tally.path, tally.certainty, tally.bytes
-                )
-            })),
-        }
-        if tally.zeroed > 0 {
-            lines.push(format!("zeros of holes: {} bytes", tally.zeroed));
-        }
-        lines.extend(tally.reasons.iter().map(|tally| {
-            format!(
-                "reason: {}, {} bytes: {}; fix: {}",
-                tally.reason,
-                tally.bytes,
-                tally.reason.sentence(),
-                tally.reason.fix()
-            )
-        }));
+        lines.extend(tally.lines());
+        lines.extend(self.verified.as_ref().map(ToString::to_string));
         lines.join("\n") + "\n"
     }
 
@@ -143,36 +96,57 @@ impl Report<'_> {
             bytes: tally.bytes,
             seconds: self.transfer.elapsed.as_secs_f64(),
             bytes_per_second: self.bytes_per_second(),
-            requests: tally.requests,
-            parts: tally.parts,
-            submitted: tally.submitted,
-            uncovered: tally.uncovered,
-            zeroed: tally.zeroed,
-            certainty: tally.certainty().to_string(),
-            paths: tally
-                .paths
-                .iter()
-                .map(|tally| PathJson {
-                    path: tally.path.to_string(),
-                    certainty: tally.certainty.to_string(),
-                    bytes: tally.bytes,
-                })
-                .collect(),
-            reasons: tally
-                .reasons
-                .iter()
-                .map(|tally| ReasonJson {
-                    reason: tally.reason.to_string(),
-                    requests: tally.requests,
-                    bytes: tally.bytes,
-                    sentence: tally.reason.sentence(),
-                    fix: tally.reason.fix(),
-                })
-                .collect(),
+            tally: tally.to_json(),
+            verified: self.verified.clone(),
             signal: self.signal(),
             error: self.incomplete().map(|failure| failure.to_json()),
         }
     }
+}
+
+/// Why not all bytes moved: `moved` of how many.
+pub fn incomplete(
+    end: &End,
+    operation: &'static str,
+    args: &CpArgs,
+    (moved, of): (u64, u64),
+) -> Option<Failure> {
+    let none = Reason::None.into();
+    let (why, reason, errno, fix) = match end {
+        End::Complete => return None,
+        End::Short => (
+            "the file ended early".to_owned(),
+            none,
+            None,
+            "see what else changes the file",
+        ),
+        End::Refused(error) => (
+            error.sentence().to_owned(),
+            error.reason,
+            error.errno,
+            error.fix(),
+        ),
+        End::Failed { errno, reason } => (
+            errno.desc().to_owned(),
+            *reason,
+            Some(*errno),
+            "see the kernel log",
+        ),
+        End::Signal(signal) => (
+            format!("signal {signal} ended the copy"),
+            none,
+            None,
+            "copy the rest with --file-offset and --size",
+        ),
+    };
+    Some(Failure::Own {
+        operation,
+        object: format!("{} to {}", args.source, args.destination),
+        sentence: format!("{moved} of {of} bytes moved, then: {why}"),
+        reason,
+        errno,
+        fix: fix.to_owned(),
+    })
 }
 
 /// A summary as JSON. Sizes, offsets and counts of data are bytes.
@@ -188,30 +162,9 @@ pub struct ReportJson {
     bytes: u64,
     seconds: f64,
     bytes_per_second: f64,
-    requests: u64,
-    parts: u64,
-    submitted: u64,
-    uncovered: u64,
-    zeroed: u64,
-    certainty: String,
-    paths: Vec<PathJson>,
-    reasons: Vec<ReasonJson>,
+    #[serde(flatten)]
+    tally: TallyJson,
+    verified: Option<Verified>,
     signal: Option<u8>,
     error: Option<FailureJson>,
-}
-
-#[derive(Debug, Serialize)]
-struct PathJson {
-    path: String,
-    certainty: String,
-    bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct ReasonJson {
-    reason: String,
-    requests: u64,
-    bytes: u64,
-    sentence: &'static str,
-    fix: &'static str,
 }

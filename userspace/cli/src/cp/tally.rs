@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Adds up what the requests of a copy did.
+//! Adds up what the requests of a copy did, and shows it.
 
+use serde::Serialize;
 use vramio::{Certainty, Code, Outcome, Path, Reason};
 
 /// The sums over the requests of a copy.
@@ -102,6 +103,65 @@ impl Tally {
         }
     }
 
+    /// For people: how the bytes travelled, and why not otherwise.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = match self.paths.as_slice() {
+            [] if self.requests == 0 => vec!["path: none (no request was made)".to_owned()],
+            [] => vec!["path: none (nothing travelled)".to_owned()],
+            [only] => vec![format!("path: {} ({})", only.path, only.certainty)],
+            paths => {
+                let all: u64 = paths.iter().map(|tally| tally.bytes).sum();
+                let line = |tally: &PathTally| {
+                    let share = tally.bytes as f64 / all as f64 * 100.0;
+                    format!(
+                        "path: {} ({}), {} bytes, {share:.1} %",
+                        tally.path, tally.certainty, tally.bytes
+                    )
+                };
+                paths.iter().map(line).collect()
+            }
+        };
+        if self.zeroed > 0 {
+            lines.push(format!("zeros of holes: {} bytes", self.zeroed));
+        }
+        lines.extend(self.reasons.iter().map(|tally| {
+            format!(
+                "reason: {}, {} bytes: {}; fix: {}",
+                tally.reason,
+                tally.bytes,
+                tally.reason.sentence(),
+                tally.reason.fix()
+            )
+        }));
+        lines
+    }
+
+    /// For programs.
+    pub fn to_json(&self) -> TallyJson {
+        let path = |tally: &PathTally| PathJson {
+            path: tally.path.to_string(),
+            certainty: tally.certainty.to_string(),
+            bytes: tally.bytes,
+        };
+        let reason = |tally: &ReasonTally| ReasonJson {
+            reason: tally.reason.to_string(),
+            requests: tally.requests,
+            bytes: tally.bytes,
+            sentence: tally.reason.sentence(),
+            fix: tally.reason.fix(),
+        };
+        TallyJson {
+            requests: self.requests,
+            parts: self.parts,
+            submitted: self.submitted,
+            uncovered: self.uncovered,
+            zeroed: self.zeroed,
+            certainty: self.certainty().to_string(),
+            paths: self.paths.iter().map(path).collect(),
+            reasons: self.reasons.iter().map(reason).collect(),
+        }
+    }
+
     /// Adds the requests of another.
     pub fn merge(&mut self, other: &Tally) {
         self.bytes += other.bytes;
@@ -126,6 +186,35 @@ impl Tally {
             .reduce(worse)
             .unwrap_or(Certainty::None.into())
     }
+}
+
+/// The sums as JSON. Counts of data are bytes.
+#[derive(Debug, Serialize)]
+pub struct TallyJson {
+    requests: u64,
+    parts: u64,
+    submitted: u64,
+    uncovered: u64,
+    zeroed: u64,
+    certainty: String,
+    paths: Vec<PathJson>,
+    reasons: Vec<ReasonJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct PathJson {
+    path: String,
+    certainty: String,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ReasonJson {
+    reason: String,
+    requests: u64,
+    bytes: u64,
+    sentence: &'static str,
+    fix: &'static str,
 }
 
 /// The one that says less for the path.

@@ -8,6 +8,9 @@ use vramio::PciAddress;
 use super::Root;
 use crate::check::finding::Finding;
 
+/// The first version of NVIDIA's open driver that offers peer-to-peer memory.
+const FIRST: u32 = 565;
+
 /// Options of NVIDIA's driver: all memory in the BAR, and none of it write-combining.
 const STATIC_BAR: &str = "RMForceStaticBar1=1";
 const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC=1";
@@ -63,9 +66,23 @@ fn memory(root: &Root, gpu: &Function) -> Finding {
 }
 
 /// The largest range of memory that it shows.
-fn largest_bar(root: &Root, address: PciAddress) -> Option<Bar> {
+pub fn largest_bar(root: &Root, address: PciAddress) -> Option<Bar> {
     let text = root.text(format!("/sys/bus/pci/devices/{address}/resource"))?;
     Bar::list(&text).into_iter().max_by_key(|bar| bar.bytes)
+}
+
+/// What a GPU is called: by its driver, else by its numbers.
+pub fn name(root: &Root, gpu: &Function) -> String {
+    let model = root
+        .text(format!(
+            "/proc/driver/nvidia/gpus/{}/information",
+            gpu.address
+        ))
+        .and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("Model:"))?;
+            Some(line.trim().to_owned())
+        });
+    model.unwrap_or_else(|| format!("{:04x}:{:04x}", gpu.vendor, gpu.device))
 }
 
 /// What NVIDIA's driver says of itself.
@@ -76,7 +93,14 @@ fn nvidia(root: &Root) -> Vec<Finding> {
         let line = text.lines().next().unwrap_or_default();
         let line = line.strip_prefix("NVRM version:").unwrap_or(line).trim();
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-        findings.push(if line.contains("Open Kernel Module") {
+        let old = version(&line).is_some_and(|version| version < FIRST);
+        findings.push(if line.contains("Open Kernel Module") && old {
+            Finding::fail(
+                WHAT,
+                format!("{line}: offers peer-to-peer memory from {FIRST} on only"),
+                format!("install NVIDIA's open kernel modules of version {FIRST} or later"),
+            )
+        } else if line.contains("Open Kernel Module") {
             Finding::pass(WHAT, line)
         } else {
             Finding::fail(
@@ -119,6 +143,14 @@ fn nvidia(root: &Root) -> Vec<Finding> {
     findings
 }
 
+/// The first number of a driver's version, such as 580 of 580.159.04.
+fn version(line: &str) -> Option<u32> {
+    line.split(' ').find_map(|word| {
+        let (major, _) = word.split_once('.')?;
+        major.parse().ok()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,6 +185,19 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_has_a_name() {
+        let topology = gpu(Some("nvidia"), false);
+        let function = topology.of_kind(Kind::Gpu).next().expect("one");
+        let (_directory, none) = root(&[]);
+        assert_eq!(name(&none, function), "10de:2335");
+        let (_directory, root) = root(&[(
+            "/proc/driver/nvidia/gpus/0000:03:00.0/information",
+            "Model: \t\t NVIDIA H200\nIRQ:   \t\t 5\n",
+        )]);
+        assert_eq!(name(&root, function), "NVIDIA H200");
+    }
+
+    #[test]
     fn a_driver_that_offers_nothing_has_its_own_fix() {
         let (_directory, root) = root(&[]);
         for (driver, fix) in [
@@ -179,6 +224,7 @@ mod tests {
     fn the_nvidia_driver_tells_what_is_missing() {
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1  x\nGCC version:\n";
+        let old = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  x\n";
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1  x\n";
         for (version, options, fails) in [
             (open, "RMForceStaticBar1=1;RmForceDisableIomapWC=1;", 0),
@@ -186,6 +232,7 @@ mod tests {
             (open, "RMForceStaticBar1=11", 2),
             (open, "", 2),
             (closed, "", 3),
+            (old, "RMForceStaticBar1=1;RmForceDisableIomapWC=1;", 1),
         ] {
             let parameters = format!("EnableMSI: 1\nRegistryDwords: \"{options}\"\n");
             let (_directory, root) = root(&[

@@ -6,6 +6,7 @@ pub mod drive;
 pub mod gpu;
 pub mod kernel;
 pub mod module;
+pub mod mount;
 pub mod process;
 
 use std::fs;

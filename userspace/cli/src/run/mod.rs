@@ -11,13 +11,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 
+use vramio_cufile_config::{CUFILE_VERSION, NVFS_VERSION};
+
 use crate::args::RunArgs;
 use crate::failure::Failure;
 use crate::output;
 use crate::signal::Signals;
-
-/// What the library says that it is.
-const COMPATIBLE: &str = "cuFile 1.18 with nvidia-fs 2.27";
 
 /// The status of a program that could not be started.
 const NOT_STARTED: u8 = 127;
@@ -70,7 +69,10 @@ fn run(args: &RunArgs) -> Result<ExitStatus, Failure> {
         std::fs::write(&empty, "{}\n").map_err(|error| Failure::io("write", &empty, &error))?;
         settings.push(("CUFILE_ENV_PATH_JSON", empty.into()));
     }
-    output::complain(format_args!("libcufile says that it is {COMPATIBLE}"));
+    let ((cufile, cufile_minor), (nvfs, nvfs_minor)) = (CUFILE_VERSION, NVFS_VERSION);
+    output::complain(format_args!(
+        "libcufile says that it is cuFile {cufile}.{cufile_minor} with nvidia-fs {nvfs}.{nvfs_minor}"
+    ));
     for (name, value) in &settings {
         output::complain(format_args!("set {name}={}", value.to_string_lossy()));
     }

@@ -4,16 +4,14 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint};
 
+use vramio_cufile_config::{CUFILE_VERSION, NVFS_VERSION};
+
 use super::{guarded, put, status};
 use crate::abi::{text, CuFileError, DrvProps, NvfsProps};
 use crate::code::{Code, Failure};
 use crate::library::library;
 use crate::settings::{flag, size};
 use crate::topology;
-
-/// The version of the kernel's part that this library says it has, whatever does the work:
-/// clients take 0.0 for "nothing there" and don't call at all.
-const COMPATIBLE: (u32, u32) = (2, 27);
 
 /// `CU_FILE_NVME_SUPPORTED`.
 const NVME: u32 = 4;
@@ -68,8 +66,8 @@ pub unsafe extern "C" fn cuFileDriverGetProperties(props: *mut DrvProps) -> CuFi
         };
         let value = DrvProps {
             nvfs: NvfsProps {
-                major_version: COMPATIBLE.0,
-                minor_version: COMPATIBLE.1,
+                major_version: NVFS_VERSION.0,
+                minor_version: NVFS_VERSION.1,
                 poll_thresh_size: settings.size_u32(size::POLL) as usize,
                 max_direct_io_size: settings.size_u32(size::DIRECT_IO) as usize,
                 dstatusflags: bit(NVME, direct),
@@ -134,8 +132,10 @@ pub extern "C" fn cuFileDriverSetMaxPinnedMemSize(kib: usize) -> CuFileError {
 /// `version` is null or valid for writing.
 #[no_mangle]
 pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> CuFileError {
+    let (major, minor) = CUFILE_VERSION;
+    let usual = (1000 * major + 10 * minor) as c_int;
     // SAFETY: As the caller promises.
-    status(|| unsafe { put(version, if is_1190() { 1190 } else { 1180 }) })
+    status(|| unsafe { put(version, if is_1190() { 1190 } else { usual }) })
 }
 
 /// The size of a GPU's BAR 1, KiB.

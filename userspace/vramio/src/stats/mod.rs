@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
 //! Counters: of a context ([`Context::stats`](crate::Context::stats)), of this process by
-//! GPU ([`process`]), and of other processes of the same user ([`Reader`]).
+//! GPU ([`process`]), of other processes of the same user ([`Reader`]), and the kernel
+//! module's own ([`Device::counters`](crate::Device::counters)).
 //!
 //! The counters of a process are in a file in shared memory, which stays when the process
 //! ends, however it does: its last figures can still be read. A request that was under way
 //! then may be counted in part. The files of processes that have ended are removed by those
 //! that start later, but for the latest [`KEPT`].
 
+mod calls;
 mod counters;
+mod module;
 mod prometheus;
 mod reader;
 mod rows;
@@ -23,11 +26,13 @@ use vramio_abi::Path;
 
 use crate::pci::PciAddress;
 
+pub use calls::{Call, CallCounters};
 pub(crate) use counters::Counters;
+pub use module::{ModuleCounters, Scope};
 pub use prometheus::{export, prometheus};
 pub use reader::Reader;
 pub(crate) use rows::{Local, Rows};
-pub use segment::{process, KEPT};
+pub use segment::{count_calls, process, KEPT};
 pub use snapshot::{bucket_end, PathCounters, Snapshot};
 pub use totals::Totals;
 
@@ -77,12 +82,19 @@ pub struct Process {
     pub since: SystemTime,
     /// Its counters, by GPU.
     pub gpus: Vec<(Gpu, Snapshot)>,
+    /// Calls of libcufile; the order is that of [`Call::ALL`].
+    pub calls: [CallCounters; Call::ALL.len()],
     /// Counters that only the process itself sees, since there was no shared memory for them:
     /// one for each GPU of each of its contexts.
     pub unseen: u32,
 }
 
 impl Process {
+    /// What was counted of a call.
+    pub fn call(&self, call: Call) -> CallCounters {
+        self.calls[call as usize]
+    }
+
     /// The sum over its GPUs.
     pub fn total(&self) -> Snapshot {
         self.gpus

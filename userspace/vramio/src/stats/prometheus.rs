@@ -217,6 +217,7 @@ mod tests {
             alive: Some(true),
             since: UNIX_EPOCH,
             gpus: vec![(Gpu::Host, counters.snapshot())],
+            calls: Default::default(),
             unseen: 0,
         }
     }

@@ -99,6 +99,7 @@ impl Reader {
             alive: self.is_alive(),
             since: UNIX_EPOCH + Duration::from_nanos(header.since),
             gpus: self.map.gpus(),
+            calls: header.calls.values(),
             unseen: header.unseen.load(Ordering::Relaxed),
         }
     }

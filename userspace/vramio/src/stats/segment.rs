@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::sys::mman::{mmap, MapFlags, ProtFlags};
 
+use super::calls::{Call, Calls};
 use super::counters::{CERTAINTIES, REASONS};
 use super::reader::{remove_ended, Reader};
 use super::{Counters, Gpu, Process, Snapshot, BUCKETS, PATHS};
@@ -29,7 +30,7 @@ pub const KEPT: usize = 8;
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"vramiost");
 
 /// Raised when the meaning of anything in the file changes.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Most rows of a process that others see: one for each GPU of each context that there is at
 /// a time.
@@ -50,8 +51,8 @@ pub(super) const SIZE: usize = HEAD + ROWS * ROW;
 /// Names of files begin with this.
 pub(super) const PREFIX: &str = "vramio-stats-";
 
-/// The beginning of the file. But for `magic`, `used`, and `unseen`, nothing of it changes
-/// once it is filled in.
+/// The beginning of the file. But for `magic`, `used`, `unseen` and `calls`, nothing of it
+/// changes once it is filled in.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Header {
@@ -73,6 +74,7 @@ pub(super) struct Header {
     /// The process's name, zeros behind it.
     pub(super) name: [u8; 16],
     gpus: [GpuEntry; ROWS],
+    pub(super) calls: Calls,
 }
 
 /// What the rest of the file looks like. Other than this version's is not read.
@@ -87,6 +89,7 @@ pub(super) struct Layout {
     certainties: u32,
     reasons: u32,
     buckets: u32,
+    calls: u32,
 }
 
 pub(super) const LAYOUT: Layout = Layout {
@@ -98,6 +101,7 @@ pub(super) const LAYOUT: Layout = Layout {
     certainties: CERTAINTIES as u32,
     reasons: REASONS as u32,
     buckets: BUCKETS as u32,
+    calls: Call::ALL.len() as u32,
 };
 
 /// [`Gpu`], in numbers.
@@ -194,10 +198,12 @@ struct Segment {
 
 #[derive(Default)]
 struct State {
-    /// Not there before the first row, and not where it could not be made.
+    /// Not there before something is counted, and not where it could not be made.
     shared: Option<Shared>,
-    /// When the first row was made, and whether it was tried to make the file.
+    /// When counting began, and whether it was tried to make the file.
     since: Option<SystemTime>,
+    /// Where there is no file.
+    calls: Calls,
     rows: Vec<Row>,
 }
 
@@ -236,6 +242,14 @@ pub(super) fn give(counters: &'static Counters) {
     Segment::current().give(counters);
 }
 
+/// Counts calls of an interface above this crate: so many that succeeded, which took so long
+/// together and moved so many bytes (reads, writes), and so many that failed.
+pub fn count_calls(call: Call, ok: u64, err: u64, took: Duration, bytes: [u64; 2]) {
+    let mut state = Segment::current();
+    state.begin();
+    state.calls().add(call, ok, err, took, bytes);
+}
+
 /// What this process has done until now, in all contexts.
 pub fn process() -> Process {
     let state = Segment::current();
@@ -246,6 +260,7 @@ pub fn process() -> Process {
         alive: Some(true),
         since: state.since.unwrap_or_else(SystemTime::now),
         gpus: by_gpu(rows.map(|row| (row.gpu, row.counters.snapshot()))),
+        calls: state.calls().values(),
         unseen: 0,
     }
 }
@@ -285,8 +300,8 @@ impl State {
         }
     }
 
-    /// Counters that others see, or, where that fails, that they don't.
-    fn make(&mut self, gpu: Gpu) -> &'static Counters {
+    /// Makes the file, if that was not tried yet.
+    fn begin(&mut self) {
         if self.since.is_none() {
             self.since = Some(SystemTime::now());
             self.shared = places().iter().find_map(|place| {
@@ -294,6 +309,17 @@ impl State {
                 Shared::create(place).ok()
             });
         }
+    }
+
+    fn calls(&self) -> &Calls {
+        self.shared
+            .as_ref()
+            .map_or(&self.calls, |shared| &shared.map.header().calls)
+    }
+
+    /// Counters that others see, or, where that fails, that they don't.
+    fn make(&mut self, gpu: Gpu) -> &'static Counters {
+        self.begin();
         let Some(shared) = &self.shared else {
             return Box::leak(Counters::new());
         };
@@ -379,6 +405,7 @@ impl Shared {
             since: since.map_or(0, |since| since.as_nanos() as u64),
             name,
             gpus: std::array::from_fn(|_| GpuEntry::default()),
+            calls: Calls::default(),
         };
         // SAFETY: The mapping is larger, and page-aligned. Nobody else looks at it before
         // the magic number is there.

@@ -9,6 +9,7 @@
 // The second time it is loom's.
 #![allow(clippy::duplicate_mod)]
 
+mod awake;
 mod crew;
 mod finish;
 mod monitor;
@@ -18,14 +19,18 @@ mod tasks;
 
 /// What the files here are built on; in `model` it is loom's.
 mod prim {
+    pub(super) use std::sync::atomic::AtomicUsize;
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+
+    pub(super) use super::awake::{awake, Moment};
 }
 
 #[cfg(test)]
 mod model;
 
+pub(crate) use awake::awake;
 pub(crate) use crew::Crew;
 pub(crate) use finish::Finish;
 pub(crate) use queue::Queue;
 pub(crate) use stock::{Stock, Taken};
-pub(crate) use tasks::Tasks;
+pub(crate) use tasks::{Awake, Tasks};

@@ -7,7 +7,29 @@
 
 /// As in the parent, from loom.
 mod prim {
+    use std::time::Duration;
+
+    pub(super) use loom::sync::atomic::AtomicUsize;
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+    /// Looks once: loom tries all there is to be seen.
+    pub(super) fn awake(_most: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+        is_so()
+    }
+
+    /// Loom's time does not pass.
+    #[derive(Clone, Copy, Debug)]
+    pub(super) struct Moment;
+
+    impl Moment {
+        pub(super) fn now() -> Self {
+            Moment
+        }
+
+        pub(super) fn is_within(self, _last: Duration) -> bool {
+            true
+        }
+    }
 }
 
 #[path = "crew.rs"]
@@ -34,7 +56,7 @@ use crew::Crew;
 use finish::Finish;
 use queue::Queue;
 use stock::{Stock, Taken};
-use tasks::Tasks;
+use tasks::{Awake, Tasks};
 
 /// Longer than any model runs: loom's time does not pass.
 const LONG: Duration = Duration::from_secs(3600);
@@ -140,7 +162,13 @@ fn an_owner_waits_for_all_who_came() {
         ran: AtomicUsize,
     }
     check(3, || {
-        let tasks = Arc::new(Tasks::new(2));
+        let tasks = Arc::new(Tasks::new(
+            2,
+            Awake {
+                most: LONG,
+                threads: 1,
+            },
+        ));
         let work = Arc::new(Work {
             crew: Crew::default(),
             over: AtomicUsize::new(0),
@@ -165,7 +193,7 @@ fn an_owner_waits_for_all_who_came() {
         };
         assert!(tasks.post(&Some(work.clone()), 2, start));
         let withdrawn = tasks.withdraw(|task| task.is_some());
-        work.crew.wait();
+        work.crew.wait(LONG);
         work.over.store(1, SeqCst);
         assert_eq!(work.ran.load(SeqCst) + withdrawn, 2);
         tasks.post(&None, 2, || false);

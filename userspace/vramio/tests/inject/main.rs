@@ -23,10 +23,18 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Staging buffers that hold a part of each request, or all of it, bytes.
+const PART: usize = 256 << 10;
+const WHOLE: usize = 2 << 20;
+
 /// One whose requests have many parts.
 fn small_parts(threads: usize) -> Context {
+    with_slabs(threads, PART)
+}
+
+fn with_slabs(threads: usize, slab: usize) -> Context {
     context(|config| {
-        config.slab_bytes = 256 << 10;
+        config.slab_bytes = slab;
         config.split_bytes = 256 << 10;
         config.threads = threads;
     })
@@ -135,10 +143,15 @@ impl Trial<'_> {
     /// Opens a file and reads it, twice: the second time nothing goes wrong. `None`: no
     /// rule was met.
     fn read(&self, place: Where) -> Option<Found> {
+        self.read_with(place, PART)
+    }
+
+    /// The same with staging buffers of so many bytes.
+    fn read_with(&self, place: Where, slab: usize) -> Option<Found> {
         let dir = directory();
         let data = content(1, 0, SIZE as usize);
         let std = make(&path(&dir), &data);
-        let context = small_parts(self.threads);
+        let context = with_slabs(self.threads, slab);
         let vram = Vram::new(&context, SIZE);
         place.set(&std);
         let armed = Armed::new(self.rules);
@@ -302,6 +315,38 @@ fn reads_go_another_way_where_there_is_one() {
                     assert_eq!(counted, ring, "{}: {:?}", trial.name(), found.reasons);
                 }
             }
+        }
+    }
+}
+
+/// Where one staging buffer holds all of a cached read: what a thread does not get is the
+/// caller's, and an error is told where it comes.
+#[test]
+fn reads_in_one_staging_buffer_are_as_good() {
+    let _alone = alone();
+    let _watch = watch(300);
+    let hows = [
+        How::Errno(libc::EAGAIN),
+        How::Errno(libc::EOPNOTSUPP),
+        How::Errno(libc::EINTR),
+        How::Short(1000),
+        How::Errno(libc::EIO),
+    ];
+    for how in hows {
+        for (threads, skip, times) in [(1, 0, 1), (1, 1, 3), (3, 0, 1), (3, 2, 1), (3, 1, ALWAYS)] {
+            let rules = [rule(Call::Preadv2, how, skip, times)];
+            let trial = Trial {
+                rules: &rules,
+                threads,
+                direct: times == 1,
+            };
+            // The kernel never says that it was interrupted for ever.
+            if times == ALWAYS && matches!(how, How::Errno(libc::EINTR)) {
+                continue;
+            }
+            let found = trial.read_with(Where::Cached, WHOLE).expect("it is met");
+            let fails = matches!(how, How::Errno(libc::EIO));
+            assert_eq!(found.bytes < SIZE, fails, "{}", trial.name());
         }
     }
 }

@@ -112,7 +112,7 @@ fn pages_of(offset: u64, len: u64) -> u64 {
 }
 
 /// How many pages of the range are in the page cache.
-fn cachestat(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
+pub(crate) fn cachestat(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, Errno> {
     let range = Range { off: offset, len };
     let mut stat = Stat::default();
     // SAFETY: The kernel reads one structure and writes the other, during the call.

@@ -15,10 +15,14 @@ mod pool;
 mod read;
 mod ring;
 mod run;
+mod whole;
 mod write;
+
+pub(crate) use cache::cachestat;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
+use std::thread;
 
 use nix::errno::Errno;
 use vramio_abi::Reason;
@@ -32,9 +36,18 @@ use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
 use pool::{NoSlab, Pool};
 use run::{How, Run};
+use whole::is_cached;
 
 /// Pieces of a request that many threads work on are at least this long, bytes.
 const LEAST_PIECE: u64 = 256 << 10;
+
+/// Of a request that is in the page cache as a whole each thread has this many pieces, so
+/// that the copy engine begins early, and is not busy for long after the last was read.
+const CACHED_PIECES: u64 = 2;
+/// They are at least and at most this long, bytes.
+const CACHED_PIECE: (u64, u64) = (128 << 10, 512 << 10);
+/// One piece is all of the request.
+const ONE_PIECE: u64 = 1 << 62;
 
 /// The engine.
 #[derive(Debug)]
@@ -42,10 +55,14 @@ pub(crate) struct Compat {
     pool: Arc<Pool>,
     threads: usize,
     split: u64,
+    /// A staging buffer, bytes.
+    slab: u64,
     /// The longest piece, bytes: a slot of a staging buffer.
     slot: u64,
     /// Requests that are under way.
     under_way: AtomicUsize,
+    /// From so many on, who waits leaves the others the cores.
+    crowd: usize,
 }
 
 /// A request that is under way.
@@ -79,8 +96,10 @@ impl Compat {
             )),
             threads: config.threads,
             split: config.split_bytes,
+            slab: config.slab_bytes as u64,
             slot: (config.slab_bytes / SLOTS) as u64,
             under_way: AtomicUsize::new(0),
+            crowd: thread::available_parallelism().map_or(1, usize::from) / 2,
         }
     }
 
@@ -168,6 +187,22 @@ impl Compat {
         let pieces = usize::try_from(len.div_ceil(piece)).unwrap_or(usize::MAX);
         (threads.min(pieces), piece)
     }
+
+    /// How long the pieces of a read are that one staging buffer holds, where all is in the
+    /// page cache; `None`: it gains nothing by that. A thread beside others reads all of it
+    /// at once: each call of the driver keeps others waiting.
+    fn whole(&self, len: u64, threads: usize, others: usize) -> Option<u64> {
+        if len > self.slab {
+            return None;
+        }
+        if threads == 1 {
+            return (others > 0 && len > self.slot).then_some(ONE_PIECE);
+        }
+        let fair = len / (threads as u64 * CACHED_PIECES);
+        let (least, most) = CACHED_PIECE;
+        let piece = fair.max(1).next_power_of_two().clamp(least, most);
+        Some(piece.min(self.slot))
+    }
 }
 
 impl Engine for Compat {
@@ -190,7 +225,7 @@ impl Engine for Compat {
             job.wait_for_stream()?;
         }
         let under_way = UnderWay::begin(&self.under_way);
-        let (mut threads, piece) = self.division(job.request.len, under_way.others);
+        let (mut threads, mut piece) = self.division(job.request.len, under_way.others);
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
             && job.target.filesystem.in_memory;
@@ -201,7 +236,11 @@ impl Engine for Compat {
             Some(self.take(job)?)
         };
         let mut how = How::Free;
-        if job.request.len > piece {
+        let whole = self.whole(job.request.len, threads, under_way.others);
+        if let Some(whole) = whole.filter(|_| lease.is_some() && is_cached(job)) {
+            piece = whole;
+            how = How::Whole;
+        } else if job.request.len > piece {
             how = self.how(job, lease.as_mut())?;
             // A drive that has several requests of one thread is not faster with more.
             if how == How::InOrder
@@ -210,14 +249,24 @@ impl Engine for Compat {
                 threads = 1;
             }
         }
-        let run = Run::new(job.clone(), self.pool.clone(), piece, how);
-        if threads == 1 {
+        let run = Run::new(
+            job.clone(),
+            self.pool.clone(),
+            piece,
+            how,
+            under_way.others >= self.crowd,
+        );
+        if threads == 1 && how != How::Whole {
             let result = run.alone(lease);
             self.account(job, &run);
             return result;
         }
         let run = Arc::new(run);
-        let result = run.clone().together(lease, threads - 1);
+        let result = if how == How::Whole {
+            run.clone().whole(lease, threads - 1)
+        } else {
+            run.clone().together(lease, threads - 1)
+        };
         self.account(job, &run);
         result
     }

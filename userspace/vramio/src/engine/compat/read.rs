@@ -136,12 +136,12 @@ fn part(
 
 /// Whether to wait for data that is not in the page cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wait {
+pub(super) enum Wait {
     Yes,
     No,
 }
 
-fn nowait(target: &Target) -> Wait {
+pub(super) fn nowait(target: &Target) -> Wait {
     if target.no_nowait.load(Relaxed) {
         Wait::Yes
     } else {
@@ -332,7 +332,7 @@ fn taken(
 
 /// Reads what there is, up to `len` bytes. With [`Wait::No`], what is not in the page
 /// cache is not there.
-fn read_into(
+pub(super) fn read_into(
     target: &Target,
     fd: BorrowedFd<'_>,
     to: *mut u8,

@@ -4,21 +4,27 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use vramio_abi::{Certainty, Path, Reason};
 
 use super::pool::{Lease, Pool};
 use super::ring::Ring;
+use super::whole::{self, Place};
 use super::{error, read, write};
 use crate::engine::Job;
 use crate::error::Error;
 use crate::gpu::cuda::{Entered, Fault, SLOTS};
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
-use crate::sync::Crew;
+use crate::sync::{awake, Crew};
 use crate::workers::{Task, Workers};
+
+/// How long the caller's thread waits awake for workers: about as long as the last of them
+/// needs for a part.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// A request under way. Positions count from its start, in bytes.
 #[derive(Debug)]
@@ -33,10 +39,11 @@ pub(super) struct Run {
     state: Mutex<State>,
     /// Workers that are at it.
     crew: Crew,
-    /// One part after the other, in the order of the file.
-    pub(super) ordered: bool,
-    /// The caller's thread alone reads by direct I/O; the others leave that to it.
-    one_at_drive: bool,
+    how: How,
+    /// So many others are under way that who waits for copies leaves them the cores.
+    crowded: bool,
+    /// Where all of it lies, if it is [`How::Whole`].
+    place: OnceLock<Place>,
     /// io_uring was wanted, and could not be had.
     pub(super) no_ring: AtomicBool,
     /// The page cache was not asked: the file could not be opened without `O_DIRECT`.
@@ -62,13 +69,13 @@ pub(super) struct Moved {
 
 /// What moved, in no order. Most requests have one, which needs no memory of its own.
 #[derive(Debug, Default)]
-struct Moves {
+pub(super) struct Moves {
     last: Option<Moved>,
     before: Vec<Moved>,
 }
 
 impl Moves {
-    fn add(&mut self, next: Moved) {
+    pub(super) fn add(&mut self, next: Moved) {
         match &mut self.last {
             Some(last) if last.path == next.path && last.at + last.len == next.at => {
                 last.len += next.len;
@@ -104,10 +111,13 @@ pub(super) enum How {
     InOrder,
     /// As it comes; the caller's thread alone reads by direct I/O.
     OneAtDrive,
+    /// All have one staging buffer, in which each part has its place. What the page cache
+    /// has not is the caller's thread's.
+    Whole,
 }
 
 impl Run {
-    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, how: How) -> Self {
+    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, how: How, crowded: bool) -> Self {
         let end = AtomicU64::new(job.request.len);
         Run {
             job,
@@ -117,8 +127,9 @@ impl Run {
             end,
             state: Mutex::new(State::default()),
             crew: Crew::default(),
-            ordered: how == How::InOrder,
-            one_at_drive: how == How::OneAtDrive,
+            how,
+            crowded,
+            place: OnceLock::new(),
             no_ring: AtomicBool::new(false),
             no_second_fd: AtomicBool::new(false),
         }
@@ -140,15 +151,54 @@ impl Run {
         lease: Option<Lease>,
         workers: usize,
     ) -> Result<Outcome, Error> {
-        let task: Arc<dyn Task> = self.clone();
-        Workers::of_process().post(&task, workers);
+        let posted = Posted::post(&self, workers);
         self.participate(lease, Role::Caller);
-        Workers::of_process().withdraw(&task);
-        self.crew.wait();
+        drop(posted);
         // The caller's thread has done what was left to it, unless it could not begin.
         while let Some(piece) = self.left() {
             self.fail_too(piece.at, Errno::EIO);
         }
+        self.result()
+    }
+
+    /// Does it, all in one staging buffer, with the caller's thread and workers besides.
+    pub(super) fn whole(
+        self: Arc<Self>,
+        lease: Option<Lease>,
+        workers: usize,
+    ) -> Result<Outcome, Error> {
+        let mut hand = match Hand::new(&self, lease, Role::Caller) {
+            Ok(hand) => hand,
+            Err(fault) => return Err(self.fault(fault)),
+        };
+        let Some(place) = hand.place() else {
+            return Err(error(&self.job, Errno::ENOMEM));
+        };
+        let place = self.place.get_or_init(|| place);
+        let mut posted = (workers > 0).then(|| Posted::post(&self, workers));
+        while let Some(piece) = self.claim() {
+            whole::part(&self, place, piece);
+            hand.send(place);
+        }
+        if let Some(posted) = &mut posted {
+            posted.withdraw();
+        }
+        loop {
+            let over = self.crew.is_empty();
+            hand.send(place);
+            if over {
+                break;
+            }
+            let something = || place.has_parts() || self.crew.is_empty();
+            if !awake(AWAKE, something) {
+                self.crew.wait(Duration::ZERO);
+            }
+        }
+        // The staging buffer is for other things when all copies are done.
+        if hand.settle_whole() {
+            read::pieces(&mut hand);
+        }
+        hand.finish();
         self.result()
     }
 
@@ -196,8 +246,13 @@ impl Run {
         }
     }
 
+    /// One part after the other, in the order of the file.
+    pub(super) fn ordered(&self) -> bool {
+        self.how == How::InOrder
+    }
+
     /// Leaves a part to the caller's thread.
-    fn leave(&self, piece: Piece) {
+    pub(super) fn leave(&self, piece: Piece) {
         self.lock().left.push_back(piece);
     }
 
@@ -240,6 +295,11 @@ impl Run {
         fault
             .into_error(request.direction.into(), self.job.memory.name())
             .with_range(request.buffer_offset, request.len)
+    }
+
+    /// A thread hands in what it has moved.
+    pub(super) fn add(&self, moved: Moves) {
+        self.lock().moved.append(moved);
     }
 
     /// What came of it.
@@ -286,10 +346,45 @@ impl Task for Run {
 
     fn run(self: Arc<Self>) {
         let _member = self.crew.member();
+        if let Some(place) = self.place.get() {
+            whole::pieces(&self, place);
+            return;
+        }
         // Without a staging buffer the others do it.
         if let Some(lease) = self.pool.try_take() {
             self.participate(Some(lease), Role::Worker);
         }
+    }
+}
+
+/// Workers are asked to help. When it is dropped, none is at it any more.
+struct Posted<'r> {
+    run: &'r Run,
+    task: Option<Arc<dyn Task>>,
+}
+
+impl<'r> Posted<'r> {
+    fn post(run: &'r Arc<Run>, workers: usize) -> Self {
+        let task: Arc<dyn Task> = run.clone();
+        Workers::of_process().post(&task, workers);
+        Posted {
+            run,
+            task: Some(task),
+        }
+    }
+
+    /// Nobody comes any more.
+    fn withdraw(&mut self) {
+        if let Some(task) = self.task.take() {
+            Workers::of_process().withdraw(&task);
+        }
+    }
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
+        self.run.crew.wait(AWAKE);
     }
 }
 
@@ -314,7 +409,8 @@ pub(super) struct Hand<'r> {
     next: usize,
     /// The slot of the last copy.
     last: Option<usize>,
-    /// Little enough for one slot: then copies need no marks, and are waited for awake.
+    /// Little enough for one slot, or all in one staging buffer: then copies need no marks,
+    /// and are waited for awake.
     small: bool,
     // Dropped last: the context stays current until then.
     _entered: Option<Entered>,
@@ -343,7 +439,7 @@ impl<'r> Hand<'r> {
             held: [None; SLOTS],
             next: 0,
             last: None,
-            small: run.job.request.len <= run.piece,
+            small: run.job.request.len <= run.piece || run.how == How::Whole,
             _entered: entered,
         })
     }
@@ -351,20 +447,24 @@ impl<'r> Hand<'r> {
     /// The next piece.
     pub(super) fn piece(&self) -> Option<Piece> {
         let run = self.run;
-        if !(run.one_at_drive && self.role == Role::Caller) {
-            return run.claim();
+        match (run.how, self.role) {
+            (How::OneAtDrive, Role::Caller) => {
+                run.left().or_else(|| run.claim()).or_else(|| {
+                    // Who comes after this finds nothing to take, and so nothing to leave.
+                    run.crew.wait(AWAKE);
+                    run.left()
+                })
+            }
+            // All has been taken.
+            (How::Whole, _) => run.left(),
+            _ => run.claim(),
         }
-        run.left().or_else(|| run.claim()).or_else(|| {
-            // Who comes after this finds nothing to take, and so nothing to leave.
-            run.crew.wait();
-            run.left()
-        })
     }
 
     /// Whether a part that needs the drive was left to the caller's thread: then that
     /// does it.
     pub(super) fn leaves(&self, at: u64, len: u64) -> bool {
-        let leaves = self.run.one_at_drive && self.role == Role::Worker;
+        let leaves = self.run.how == How::OneAtDrive && self.role == Role::Worker;
         if leaves {
             self.run.leave(Piece { at, len });
         }
@@ -404,7 +504,7 @@ impl<'r> Hand<'r> {
 
     /// The ring for requests at the drive, if this request is worth one and there is one.
     pub(super) fn ring(&mut self) -> Option<&mut Ring> {
-        if self.small || self.run.ordered {
+        if self.small || self.run.ordered() {
             return None;
         }
         let slab = self.lease.as_mut().and_then(Lease::slab)?;
@@ -454,6 +554,46 @@ impl<'r> Hand<'r> {
                 lane.finish()
             } else {
                 lane.wait(slot)
+            }
+        })
+    }
+
+    /// The staging buffer, as the place of all parts; `None`, if there is none.
+    fn place(&mut self) -> Option<Place> {
+        let slab = self.lease.as_mut().and_then(Lease::slab)?;
+        Some(Place::new(slab.at(0)))
+    }
+
+    /// Lets the copy engine have the parts that were read.
+    fn send(&mut self, place: &Place) {
+        for part in place.take_parts() {
+            let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+                return;
+            };
+            let to = memory.address() + self.run.job.request.buffer_offset + part.at;
+            let (from, len) = (place.at(part.at), part.len as usize);
+            // Which copies are done is known when all are.
+            self.open[0] = Some(0);
+            // SAFETY: The slab is pinned and holds the whole request; nobody uses this part
+            // of it any more before `settle_whole`.
+            if !self.copied(part.at, |lane| unsafe { lane.copy_in(to, from, len) }) {
+                return;
+            }
+            self.note(part.at, part.len, Path::CompatCache);
+        }
+    }
+
+    /// Waits for all copies that [`send`](Self::send) began. Says whether they are done.
+    fn settle_whole(&mut self) -> bool {
+        let Some(at) = self.open[0].take() else {
+            return true;
+        };
+        let crowded = self.run.crowded;
+        self.copied(at, |lane| {
+            if crowded {
+                lane.mark(0).and_then(|()| lane.wait(0))
+            } else {
+                lane.finish()
             }
         })
     }
@@ -574,8 +714,7 @@ impl<'r> Hand<'r> {
                 None => lane.finish(),
             });
         }
-        let moved = std::mem::take(&mut self.moved);
-        self.run.lock().moved.append(moved);
+        self.run.add(std::mem::take(&mut self.moved));
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn pieces(hand: &mut Hand<'_>) {
     while fill(hand, &mut coming, SLOTS - at_drive.len()) {
         let full = at_drive.len() == SLOTS - 1;
         let more = match (coming.pop_front_if(|_| !full), at_drive.is_empty()) {
-            (Some(next), _) if hand.run.ordered => in_order(hand, next, &mut coming),
+            (Some(next), _) if hand.run.ordered() => in_order(hand, next, &mut coming),
             (Some(next), _) => {
                 hand.settle(next.slot.index) && whole(hand, Some(&mut at_drive), next, 0)
             }

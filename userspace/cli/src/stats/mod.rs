@@ -2,19 +2,22 @@
 
 //! `vramio stats`: what processes have moved, how, and why not otherwise.
 
+mod module;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde::Serialize;
-use vramio::stats::{self, PathCounters, Process, Reader, Snapshot};
+use vramio::stats::{self, Call, PathCounters, Process, Reader, Snapshot};
 use vramio::{Certainty, Direction, Path};
 
 use crate::args::StatsArgs;
 use crate::failure::Failure;
 use crate::output;
 use crate::signal::Signals;
+use module::{Module, ModuleJson};
 
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
 
@@ -27,7 +30,7 @@ pub fn main(args: &StatsArgs) -> ExitCode {
 }
 
 fn run(args: &StatsArgs) -> Result<(), Failure> {
-    let first = find(args)?;
+    let first = Figures::now(find(args)?);
     show(args, &first, None)?;
     let Some(seconds) = args.watch else {
         return Ok(());
@@ -39,15 +42,38 @@ fn run(args: &StatsArgs) -> Result<(), Failure> {
     while wait(then + interval, &signals) {
         let now = Instant::now();
         // One that has gone meanwhile is no failure.
-        let next = find(args).unwrap_or_default();
+        let next = Figures::now(find(args).unwrap_or_default());
         if args.prometheus.is_some() {
             show(args, &next, None)?;
         } else {
-            show(args, &changes(&next, &last), Some(now - then))?;
+            show(args, &next.since(&last), Some(now - then))?;
         }
         (then, last) = (now, next);
     }
     Ok(())
+}
+
+/// What is shown.
+struct Figures {
+    processes: Vec<Process>,
+    module: Module,
+}
+
+impl Figures {
+    fn now(processes: Vec<Process>) -> Self {
+        Figures {
+            module: Module::of(&processes),
+            processes,
+        }
+    }
+
+    /// What has been counted since the last time.
+    fn since(&self, last: &Figures) -> Self {
+        Figures {
+            processes: changes(&self.processes, &last.processes),
+            module: self.module.since(&last.module),
+        }
+    }
 }
 
 /// Waits until that moment, and says whether no signal came.
@@ -82,7 +108,7 @@ fn find(args: &StatsArgs) -> Result<Vec<Process>, Failure> {
     }
 }
 
-/// What has been counted since the last time.
+/// Of each process, what it has counted since.
 fn changes(now: &[Process], last: &[Process]) -> Vec<Process> {
     let mut changes = now.to_vec();
     for process in &mut changes {
@@ -90,6 +116,9 @@ fn changes(now: &[Process], last: &[Process]) -> Vec<Process> {
         let Some(earlier) = last.iter().find(same) else {
             continue;
         };
+        for (call, earlier) in process.calls.iter_mut().zip(&earlier.calls) {
+            *call = call.since(earlier);
+        }
         for (gpu, snapshot) in &mut process.gpus {
             if let Some((_, earlier)) = earlier.gpus.iter().find(|(known, _)| known == gpu) {
                 *snapshot = snapshot.since(earlier);
@@ -99,30 +128,27 @@ fn changes(now: &[Process], last: &[Process]) -> Vec<Process> {
     changes
 }
 
-fn show(
-    args: &StatsArgs,
-    processes: &[Process],
-    interval: Option<Duration>,
-) -> Result<(), Failure> {
+fn show(args: &StatsArgs, figures: &Figures, interval: Option<Duration>) -> Result<(), Failure> {
     if let Some(file) = &args.prometheus {
-        return stats::export(file, processes).map_err(|error| Failure::io("write", file, &error));
+        return stats::export(file, &figures.processes)
+            .map_err(|error| Failure::io("write", file, &error));
     }
     if args.json {
-        let object = StatsJson::new(processes, interval);
+        let object = StatsJson::new(figures, interval);
         return match args.watch {
             Some(_) => output::print_json_line(&object),
             None => output::print_json(&object),
         };
     }
-    output::print(&text(processes, interval))
+    output::print(&text(figures, args.level, interval))
 }
 
-fn text(processes: &[Process], interval: Option<Duration>) -> String {
-    if processes.is_empty() {
-        return "no process of this user has used the library\n".to_owned();
-    }
+fn text(figures: &Figures, level: u8, interval: Option<Duration>) -> String {
     let mut text = String::new();
-    for process in processes {
+    if figures.processes.is_empty() {
+        text += "no process of this user has used the library\n";
+    }
+    for process in &figures.processes {
         let state = match process.alive {
             Some(true) => "",
             Some(false) => ", ended",
@@ -130,7 +156,14 @@ fn text(processes: &[Process], interval: Option<Duration>) -> String {
         };
         // Writing into a string does not fail.
         let _ = writeln!(text, "process {} ({}{state})", process.pid, process.name);
-        for (gpu, snapshot) in &process.gpus {
+        let total = process.total();
+        for direction in DIRECTIONS.into_iter().filter(|_| level < 3) {
+            write_total(&mut text, &total, direction, interval);
+            if level == 2 {
+                write_sizes(&mut text, &total.all(direction));
+            }
+        }
+        for (gpu, snapshot) in process.gpus.iter().filter(|_| level == 3) {
             let _ = writeln!(text, "  GPU {gpu}: {} in flight", snapshot.in_flight);
             for direction in DIRECTIONS {
                 write_direction(&mut text, snapshot, direction, interval);
@@ -144,7 +177,52 @@ fn text(processes: &[Process], interval: Option<Duration>) -> String {
             );
         }
     }
-    text
+    text + &figures.module.to_text()
+}
+
+/// Requests in one direction, and how many there were of each length.
+fn write_sizes(text: &mut String, all: &PathCounters) {
+    for (index, count) in all
+        .sizes
+        .iter()
+        .enumerate()
+        .filter(|(_, count)| **count > 0)
+    {
+        let begin: u64 = if index == 0 { 0 } else { 1 << index };
+        let end = stats::bucket_end(index);
+        let _ = writeln!(text, "      {count} of {begin} to {end} bytes");
+    }
+}
+
+/// Requests in one direction; says whether there were any.
+fn write_total(
+    text: &mut String,
+    snapshot: &Snapshot,
+    direction: Direction,
+    interval: Option<Duration>,
+) -> bool {
+    let at = direction as usize;
+    if snapshot.requests[at] == 0 && snapshot.reasons_of(direction).is_empty() {
+        return false;
+    }
+    // Writing into a string does not fail.
+    let _ = writeln!(
+        text,
+        "    {direction}: {} requests, {} bytes{}, {} failed, {} bytes of holes",
+        snapshot.requests[at],
+        snapshot.bytes[at],
+        rate(snapshot.bytes[at], interval),
+        snapshot.failed[at],
+        snapshot.zeroed_of(direction),
+    );
+    true
+}
+
+fn rate(bytes: u64, interval: Option<Duration>) -> String {
+    interval.map_or(String::new(), |interval| {
+        let rate = bytes as f64 / interval.as_secs_f64() / 1e9;
+        format!(", {rate:.3} GB/s")
+    })
 }
 
 fn write_direction(
@@ -153,26 +231,9 @@ fn write_direction(
     direction: Direction,
     interval: Option<Duration>,
 ) {
-    let at = direction as usize;
-    if snapshot.requests[at] == 0 && snapshot.reasons_of(direction).is_empty() {
+    if !write_total(text, snapshot, direction, interval) {
         return;
     }
-    let rate = |bytes: u64| match interval {
-        Some(interval) => {
-            let rate = bytes as f64 / interval.as_secs_f64() / 1e9;
-            format!(", {rate:.3} GB/s")
-        }
-        None => String::new(),
-    };
-    let _ = writeln!(
-        text,
-        "    {direction}: {} requests, {} bytes{}, {} failed, {} bytes of holes",
-        snapshot.requests[at],
-        snapshot.bytes[at],
-        rate(snapshot.bytes[at]),
-        snapshot.failed[at],
-        snapshot.zeroed_of(direction),
-    );
     for (name, way) in ways(snapshot, direction) {
         let certainty: Vec<String> = certainty(way)
             .into_iter()
@@ -183,7 +244,7 @@ fn write_direction(
             "      {name}: {} requests, {} bytes{}, half took at most {:?}, 99 % {:?} ({})",
             way.requests,
             way.bytes,
-            rate(way.bytes),
+            rate(way.bytes, interval),
             way.quantile(0.5),
             way.quantile(0.99),
             certainty.join(", "),
@@ -222,6 +283,7 @@ struct StatsJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     interval_seconds: Option<f64>,
     processes: Vec<ProcessJson>,
+    module: ModuleJson,
 }
 
 #[derive(Debug, Serialize)]
@@ -232,6 +294,8 @@ struct ProcessJson {
     since_unix_seconds: f64,
     unseen_gpus: u32,
     gpus: BTreeMap<String, GpuJson>,
+    /// Calls of libcufile: succeeded, failed.
+    calls: BTreeMap<&'static str, [u64; 2]>,
 }
 
 #[derive(Debug, Serialize)]
@@ -264,10 +328,11 @@ struct PathJson {
 }
 
 impl StatsJson {
-    fn new(processes: &[Process], interval: Option<Duration>) -> Self {
+    fn new(figures: &Figures, interval: Option<Duration>) -> Self {
         StatsJson {
             interval_seconds: interval.map(|interval| interval.as_secs_f64()),
-            processes: processes.iter().map(ProcessJson::new).collect(),
+            processes: figures.processes.iter().map(ProcessJson::new).collect(),
+            module: figures.module.to_json(),
         }
     }
 }
@@ -289,6 +354,12 @@ impl ProcessJson {
                 .gpus
                 .iter()
                 .map(|(name, snapshot)| (name.to_string(), gpu(snapshot)))
+                .collect(),
+            calls: Call::ALL
+                .into_iter()
+                .map(|call| (call.name(), process.call(call)))
+                .filter(|(_, counted)| counted.ok + counted.err > 0)
+                .map(|(name, counted)| (name, [counted.ok, counted.err]))
                 .collect(),
         }
     }
