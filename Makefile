@@ -84,6 +84,10 @@ test-install: ## Slow lane: make install and make dkms in a Debian system made f
 	@$(VM) test-install
 	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
 
+.PHONY: test-clients
+test-clients: ## Slow lane: clients of cuFile in a VM (KvikIO's library from its wheel, a C program), on the module.
+	@$(VM_TESTS) --lane clients $(FILTER)
+
 .PHONY: test-platform
 test-platform: ## Slow lane: one VM for each platform (IOMMU, ACS, root ports, bounce buffers).
 	@$(VM_TESTS) --lane platform $(FILTER)
@@ -108,11 +112,34 @@ test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
 collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
 	@$(READY) && tests/gpu/collect.sh build/gpu
 
-.PHONY: lib
-lib: ## Build libcufile.so and the command-line tool into build/lib.
+.PHONY: lib install-tools
+lib: ## Build libcufile.so and the command-line tool into build/lib, with manual pages and completions.
 	@$(READY) && cargo build --quiet --release --package vramio-cufile --package vramio-cli && \
 	install -D -t build/lib "$${CARGO_TARGET_DIR:-target}/release/libcufile.so" \
-		"$${CARGO_TARGET_DIR:-target}/release/vramio" && ls build/lib/*
+		"$${CARGO_TARGET_DIR:-target}/release/vramio" && \
+	install -d build/lib/man build/lib/completions && build/lib/vramio man build/lib/man && \
+	for tool in vramio $(TOOLS); do \
+		build/lib/vramio completions bash $$tool >build/lib/completions/$$tool && \
+		build/lib/vramio completions zsh $$tool >build/lib/completions/_$$tool && \
+		build/lib/vramio completions fish $$tool >build/lib/completions/$$tool.fish || exit; \
+	done && ls -d build/lib/*
+
+# What the command is by another name.
+TOOLS = gdscheck
+PREFIX = /usr
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+install-tools: lib ## Install what `make lib` builds, and the tools by their names (DESTDIR=, PREFIX=/usr).
+	install -D -t '$(DESTDIR)$(PREFIX)/bin' build/lib/vramio
+	for tool in $(TOOLS); do ln -sf vramio "$(DESTDIR)$(PREFIX)/bin/$$tool"; done
+	install -D -m 644 -t '$(DESTDIR)$(PREFIX)/lib/vramio' build/lib/libcufile.so
+	install -D -m 644 -t '$(SHARE)/man/man1' build/lib/man/*.1
+	for tool in vramio $(TOOLS); do \
+		install -D -m 644 -t '$(SHARE)/bash-completion/completions' build/lib/completions/$$tool && \
+		install -D -m 644 -t '$(SHARE)/zsh/vendor-completions' build/lib/completions/_$$tool && \
+		install -D -m 644 -t '$(SHARE)/fish/vendor_completions.d' build/lib/completions/$$tool.fish \
+			|| exit; \
+	done
 
 .PHONY: test-gpu-clients
 test-gpu-clients: ## Run cuFile's clients on this machine's CUDA GPU (DIRS='DIR ...', SIZE= in MiB).

@@ -50,3 +50,4 @@ pub mod symvers;
 pub mod topology;
 pub mod trace;
 pub mod vm;
+pub mod wheel;

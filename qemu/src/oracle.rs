@@ -40,6 +40,18 @@ impl Backing {
         })
     }
 
+    /// How many bytes it has.
+    ///
+    /// # Errors
+    ///
+    /// When the file system does not say.
+    pub fn len(&self) -> Result<u64> {
+        let meta = self.file.metadata();
+        Ok(meta
+            .with_context(|| format!("ask for the size of {}", self.path.display()))?
+            .len())
+    }
+
     /// `len` bytes from byte `offset` on.
     ///
     /// # Errors

@@ -91,6 +91,13 @@ impl Parts {
         self
     }
 
+    /// The same with more files in the machines to come.
+    #[must_use]
+    pub fn with(mut self, extras: Vec<Extra>) -> Self {
+        self.extras.extend(extras);
+        self
+    }
+
     /// Builds vramio with safeguards that can be switched off, which lies at
     /// [`TEST_MODULE`] in the machines to come.
     ///

@@ -8,6 +8,7 @@ mod async_io;
 mod async_refuse;
 mod broken;
 mod cli;
+mod clients;
 mod cuda;
 mod detect;
 mod dmabuf;
@@ -56,6 +57,7 @@ pub fn all() -> Vec<Case> {
         cli::cases(),
         prove::cases(),
         broken::cases(),
+        clients::cases(),
         cuda::cases(),
         planner::cases(),
         fuzz::cases(),

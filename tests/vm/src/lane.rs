@@ -3,6 +3,7 @@
 //! The frame: runs cases in machines, and reports.
 
 use crate::cases;
+use crate::clients;
 use crate::context::Context;
 use crate::fleet::{Fleet, Kind};
 use anyhow::{anyhow, Context as _, Result};
@@ -241,11 +242,12 @@ fn parts(options: &Options) -> Result<Parts> {
             ..built
         })
     };
-    Parts::new(
-        prepared,
-        &programs::build(&prepare::checkout()?)?,
-        built.as_ref(),
-    )
+    let programs = programs::build(&prepare::checkout()?)?;
+    let clients = match options.lane.as_deref() {
+        Some(clients::LANE) => clients::build(&prepared, &programs)?,
+        _ => Vec::new(),
+    };
+    Ok(Parts::new(prepared, &programs, built.as_ref())?.with(clients))
 }
 
 fn execute(case: &Case, state: &Mutex<State>) -> Result<(), Failed> {

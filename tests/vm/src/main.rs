@@ -7,6 +7,7 @@
 mod bulk;
 mod cases;
 mod client;
+mod clients;
 mod context;
 mod filesystem;
 mod fleet;

@@ -9,12 +9,14 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use vramio::{Direction, Policy};
 
+use crate::bench::args::BenchArgs;
 use crate::endpoint::Endpoint;
 use crate::load::args::LoadArgs;
 use crate::manual;
 use crate::output;
 use crate::prove::ProveArgs;
 use crate::size;
+use crate::tune::args::TuneArgs;
 
 /// Moves file data between NVMe drives and GPU memory by one DMA, and says
 /// truthfully how it travelled.
@@ -87,6 +89,16 @@ pub enum Command {
     /// itself, from its first request on; looking costs it nothing. Beside them, what the
     /// kernel module counts of everybody, where the caller may open it.
     Stats(StatsArgs),
+    /// Measure how fast data moves between a file and GPU memory, and what that costs
+    ///
+    /// Through the library and past it, one path or several in turns: rates, latencies,
+    /// processor time, and which path the data took.
+    Bench(BenchArgs),
+    /// Find the request size below which host memory is faster than the direct path
+    ///
+    /// For the file system that FILE is on, by measuring both; shows the curve, the threshold,
+    /// and what that changes in the configuration files.
+    Tune(TuneArgs),
     /// Run a program that speaks cuFile on vramio's libcufile
     ///
     /// PyTorch, KvikIO, fastsafetensors and others come to it unchanged. At its end standard
@@ -445,7 +457,7 @@ impl CpArgs {
 }
 
 /// The exit status for bad usage, as sysexits.h has it.
-const USAGE: i32 = 64;
+pub const USAGE: i32 = 64;
 
 /// Reads the command line. Ends the program if it is none, or if help was asked for.
 pub fn parse() -> Args {

@@ -16,7 +16,7 @@ use vramio::{FileSystem, PciAddress, Reason};
 use crate::args::ExplainArgs;
 use crate::check::{self, file, Answer, Usable};
 use crate::failure::Failure;
-use crate::machine;
+use crate::machine::{self, kernel};
 use crate::output;
 
 /// Runs the command.
@@ -31,6 +31,16 @@ pub fn main(args: &ExplainArgs) -> ExitCode {
 struct Explanation<'a> {
     answer: file::FileAnswer<'a>,
     chain: Step,
+    /// The kernel's release, where it is too old for the module.
+    old_kernel: Option<String>,
+}
+
+/// From where a file is looked at.
+struct View<'a> {
+    topology: &'a Topology,
+    gpu: Option<PciAddress>,
+    /// The kernel is older than [`kernel::FIRST`].
+    old_kernel: bool,
 }
 
 /// One step from the file to the GPU.
@@ -57,25 +67,33 @@ fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
     let answer = file::ask(&args.file, args.gpu, args.write)?;
     let topology = machine::topology("explain")?;
     let gpu = answer.gpu().and_then(crate::gpu::Gpu::address);
+    let release = kernel::release();
+    let old = kernel::numbers(&release).is_some_and(|numbers| numbers < kernel::FIRST);
+    let view = View {
+        topology: &topology,
+        gpu,
+        old_kernel: old,
+    };
     Ok(Explanation {
-        chain: chain(&args.file, &topology, gpu)?,
+        chain: chain(&args.file, &view)?,
         answer,
+        old_kernel: old.then_some(release),
     })
 }
 
 /// From the file down.
-fn chain(path: &Path, topology: &Topology, gpu: Option<PciAddress>) -> Result<Step, Failure> {
+fn chain(path: &Path, view: &View<'_>) -> Result<Step, Failure> {
     let metadata = fs::metadata(path).map_err(|error| Failure::io("explain", path, &error))?;
     let mut file = Step::new(path.display().to_string(), Passes::Yes);
     if metadata.file_type().is_block_device() {
         file.below
-            .extend(device(metadata.rdev()).map(|layer| Step::of(&layer, topology, gpu)));
+            .extend(device(metadata.rdev()).map(|layer| Step::of(&layer, view)));
         return Ok(file);
     }
     if !metadata.is_file() {
         return Ok(Step::new(file.name, Passes::No(Reason::FileType)));
     }
-    file.below.push(filesystem(path, &metadata, topology, gpu)?);
+    file.below.push(filesystem(path, &metadata, view)?);
     Ok(file)
 }
 
@@ -83,12 +101,7 @@ fn device(number: u64) -> Option<Layer> {
     Layer::of_device(major(number), minor(number))
 }
 
-fn filesystem(
-    path: &Path,
-    metadata: &Metadata,
-    topology: &Topology,
-    gpu: Option<PciAddress>,
-) -> Result<Step, Failure> {
+fn filesystem(path: &Path, metadata: &Metadata, view: &View<'_>) -> Result<Step, Failure> {
     let filesystem =
         FileSystem::of_path(path).map_err(|errno| Failure::io("explain", path, &errno.into()))?;
     let layer = device(metadata.dev());
@@ -105,8 +118,7 @@ fn filesystem(
         (reason, _) => Passes::No(reason),
     };
     let mut step = Step::new(format!("{} (file system)", filesystem.name), passes);
-    step.below
-        .extend(layer.map(|layer| Step::of(&layer, topology, gpu)));
+    step.below.extend(layer.map(|layer| Step::of(&layer, view)));
     Ok(step)
 }
 
@@ -132,7 +144,7 @@ impl Step {
     }
 
     /// A block device and what is below it.
-    fn of(layer: &Layer, topology: &Topology, gpu: Option<PciAddress>) -> Self {
+    fn of(layer: &Layer, view: &View<'_>) -> Self {
         let kind = match &layer.what {
             What::Partition => "partition".to_owned(),
             What::Md(level) => format!("md {level}"),
@@ -149,7 +161,7 @@ impl Step {
             step = Step::new(step.name, Passes::Yes);
             step.below = controllers
                 .iter()
-                .map(|controller| Step::of_controller(controller, topology, gpu))
+                .map(|controller| Step::of_controller(controller, view))
                 .collect();
         }
         let stacked = match &layer.what {
@@ -157,22 +169,31 @@ impl Step {
             What::Nvme(controllers) => controllers.len() > 1,
             _ => false,
         };
-        // md and native multipath hand P2PDMA pages on from this kernel on.
-        step.since = stacked.then_some("7.2");
-        step.below.extend(
-            layer
-                .below
-                .iter()
-                .map(|layer| Step::of(layer, topology, gpu)),
-        );
+        if stacked {
+            step = step.stacked(view.old_kernel);
+        }
+        step.below
+            .extend(layer.below.iter().map(|layer| Step::of(layer, view)));
         step
     }
 
-    fn of_controller(
-        controller: &Controller,
-        topology: &Topology,
-        gpu: Option<PciAddress>,
-    ) -> Self {
+    /// md or native multipath, which hand P2PDMA pages on from kernel 7.2 on.
+    fn stacked(self, old_kernel: bool) -> Self {
+        let step = if old_kernel {
+            Step {
+                below: self.below,
+                ..Step::new(self.name, Passes::No(Reason::QueueNoP2pdma))
+            }
+        } else {
+            self
+        };
+        Step {
+            since: Some("7.2"),
+            ..step
+        }
+    }
+
+    fn of_controller(controller: &Controller, view: &View<'_>) -> Self {
         let place = match controller.function {
             Some(address) => format!(" at {address}"),
             None => String::new(),
@@ -184,8 +205,8 @@ impl Step {
             ),
             controller.passes(),
         );
-        if let (Some(drive), Some(gpu)) = (controller.function, gpu) {
-            step.below.extend(Step::of_route(topology, gpu, drive));
+        if let (Some(drive), Some(gpu)) = (controller.function, view.gpu) {
+            step.below.extend(Step::of_route(view.topology, gpu, drive));
         }
         step
     }
@@ -234,7 +255,10 @@ impl Step {
         };
         *text += &format!("{mark}  {:indent$}{}", "", self.name);
         if let Some(since) = self.since {
-            *text += &format!(", since kernel {since}");
+            *text += &match self.passes {
+                "no" => format!(", lifted by kernel {since}"),
+                _ => format!(", since kernel {since}"),
+            };
         }
         if let (Some(reason), Some(sentence)) = (self.reason, self.sentence) {
             *text += &format!(": {reason}: {sentence}");
@@ -257,8 +281,10 @@ impl Answer for Explanation<'_> {
         match self.chain.obstacle() {
             Some(step) => {
                 text += &format!("first in the way: {}\n", step.name);
-                if let Some(fix) = step.fix {
-                    text += &format!("fix: {fix}\n");
+                match (step.since, step.fix) {
+                    (Some(since), _) => text += &format!("fix: boot kernel {since} or later\n"),
+                    (None, Some(fix)) => text += &format!("fix: {fix}\n"),
+                    (None, None) => {}
                 }
             }
             None if self.answer.reason() != Reason::None => {
@@ -266,14 +292,56 @@ impl Answer for Explanation<'_> {
             }
             None => text += "nothing that can be seen from outside is in the way\n",
         }
+        if let Some(release) = &self.old_kernel {
+            let (major, minor) = kernel::FIRST;
+            text += &format!(
+                "the kernel, {release}, is too old for the module: lifted by kernel {major}.{minor}\n"
+            );
+        }
         text + "\n" + &self.answer.to_text()
     }
 
     fn to_json(&self) -> Value {
         serde_json::json!({
             "chain": self.chain,
+            "old_kernel": self.old_kernel,
             "first_obstacle": self.chain.obstacle().map(|step| &step.name),
             "check": self.answer.to_json(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a newer kernel lifts is said, and only where it is in the way.
+    #[test]
+    fn a_newer_kernel_is_named() {
+        let step = |old: bool| {
+            let below = vec![Step::new(
+                "nvme0n1 (NVMe namespace)".to_owned(),
+                Passes::Yes,
+            )];
+            let md = Step::new("md0 (md raid1)".to_owned(), Passes::Yes);
+            Step { below, ..md }.stacked(old)
+        };
+        let draw = |step: &Step| {
+            let mut text = String::new();
+            step.draw(0, &mut text);
+            text
+        };
+        let old = step(true);
+        let first = old.obstacle().map(|step| step.name.as_str());
+        assert_eq!(first, Some("md0 (md raid1)"));
+        let text = draw(&old);
+        assert!(
+            text.starts_with("NO  md0 (md raid1), lifted by kernel 7.2: queue-no-p2pdma: ")
+                && text.ends_with("\nok    nvme0n1 (NVMe namespace)\n"),
+            "{text}"
+        );
+        let new = step(false);
+        assert_eq!(new.obstacle(), None);
+        assert!(draw(&new).starts_with("ok  md0 (md raid1), since kernel 7.2\n"));
     }
 }

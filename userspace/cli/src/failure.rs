@@ -133,14 +133,14 @@ impl Failure {
         }
     }
 
-    /// The reason, if there is one that is known.
-    pub fn known_reason(&self) -> Option<Reason> {
+    /// The reason, if there is one.
+    pub fn why(&self) -> Option<Code<Reason>> {
         let reason = match self {
             Failure::Library(error) => error.reason,
             Failure::Load(_) => Reason::None.into(),
             Failure::Own { reason, .. } => *reason,
         };
-        reason.known().filter(|reason| *reason != Reason::None)
+        (reason != Reason::None).then_some(reason)
     }
 
     /// For JSON.

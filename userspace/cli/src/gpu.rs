@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
+use vramio::gpu::cuda::{CudaAlloc, CudaGpu, CudaHostAlloc, CudaVirtual};
 use vramio::gpu::mock::{MockGpu, MockMemory};
 use vramio::{Context, GpuBuffer, PciAddress, Reason};
 
 use crate::failure::Failure;
+use crate::host_memory::{Heap, Mapped};
 
 /// An open GPU.
 #[derive(Debug)]
@@ -27,41 +28,112 @@ enum Kind {
     Cuda(CudaGpu),
 }
 
-/// Allocated GPU memory.
+/// Allocated GPU memory, and a buffer of it.
 #[derive(Debug)]
 pub struct Memory {
     /// All of it.
     pub buffer: GpuBuffer,
     /// Where it lies: the place in a test GPU's memory, or the CUDA address.
     pub offset: u64,
-    owner: Owner,
-}
-
-/// Who gives the memory back, and lets the CPU at it.
-#[derive(Debug)]
-enum Owner {
-    Mock(Arc<MockMemory>),
-    Cuda(CudaAlloc),
+    device: DeviceMemory,
 }
 
 impl Memory {
     /// Copies into it, from `offset` on, and waits.
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Failure> {
-        match &mut self.owner {
-            Owner::Mock(memory) => memory.write(offset, data)?,
-            Owner::Cuda(memory) => memory.write(offset, data)?,
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        match &self.device {
+            DeviceMemory::Mock(memory) => memory.write(offset, data)?,
+            DeviceMemory::Cuda(memory) => memory.write(offset, data)?,
         }
         Ok(())
     }
 
     /// Copies out of it, from `offset` on, and waits.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Failure> {
-        match &self.owner {
-            Owner::Mock(memory) => memory.read(offset, data)?,
-            Owner::Cuda(memory) => memory.read(offset, data)?,
+        match &self.device {
+            DeviceMemory::Mock(memory) => memory.read(offset, data)?,
+            DeviceMemory::Cuda(memory) => memory.read(offset, data)?,
         }
         Ok(())
     }
+}
+
+/// Allocated memory of a GPU. It goes with the last copy.
+#[derive(Clone, Debug)]
+pub enum DeviceMemory {
+    /// Of a test GPU.
+    Mock(Arc<MockMemory>),
+    /// Of a CUDA device.
+    Cuda(Arc<CudaAlloc>),
+}
+
+impl DeviceMemory {
+    /// A buffer of all of it, which a copy of the allocation has to outlive.
+    fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
+        match self {
+            DeviceMemory::Mock(memory) => Ok(GpuBuffer::from_memory(context, memory.clone())?),
+            DeviceMemory::Cuda(memory) => cuda(context, memory.address(), memory.size()),
+        }
+    }
+
+    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
+    fn offset(&self) -> u64 {
+        match self {
+            DeviceMemory::Mock(memory) => memory.offset(),
+            DeviceMemory::Cuda(memory) => memory.address(),
+        }
+    }
+}
+
+/// Allocated memory of a GPU, or host memory in its place. It goes with the last copy.
+#[derive(Clone, Debug)]
+pub enum Allocation {
+    /// The GPU's.
+    Device(DeviceMemory),
+    /// Of a CUDA device, mapped by hand (cuMemMap).
+    Virtual(Arc<CudaVirtual>),
+    /// Pinned host memory of the CUDA driver.
+    Pinned(Arc<CudaHostAlloc>),
+    /// Host memory of malloc(3).
+    Heap(Arc<Heap>),
+    /// Host memory of mmap(2).
+    Mapped(Arc<Mapped>),
+}
+
+/// Kinds of memory that a CUDA program has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// The GPU's, by the usual call.
+    Device,
+    /// The GPU's, mapped by hand (cuMemMap).
+    Virtual,
+    /// Pinned host memory of the CUDA driver.
+    Pinned,
+    /// Host memory of malloc(3).
+    Heap,
+    /// Host memory of mmap(2).
+    Mapped,
+}
+
+impl Allocation {
+    /// A buffer of all of it, which a copy of the allocation has to outlive.
+    pub fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
+        let (start, len) = match self {
+            Allocation::Device(memory) => return memory.buffer(context),
+            Allocation::Virtual(memory) => return cuda(context, memory.address(), memory.size()),
+            Allocation::Pinned(memory) => (memory.start(), memory.size()),
+            Allocation::Heap(memory) => (memory.start(), memory.len()),
+            Allocation::Mapped(memory) => (memory.start(), memory.len()),
+        };
+        // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+        Ok(unsafe { GpuBuffer::from_host(context, start, len) }?)
+    }
+}
+
+/// A buffer of an [`Allocation`] of a CUDA device.
+fn cuda(context: &Context, address: u64, size: u64) -> Result<GpuBuffer, Failure> {
+    // SAFETY: The allocation outlives the buffer, and nobody else has its address.
+    Ok(unsafe { GpuBuffer::from_cuda(context, address, size) }?)
 }
 
 /// A GPU as JSON.
@@ -107,30 +179,43 @@ impl Gpu {
         }
     }
 
-    /// Allocates memory, a multiple of the page size in bytes.
+    /// Allocates memory, a multiple of the page size in bytes, and makes a buffer of it.
     pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
-        match &self.kind {
-            Kind::Mock(gpu) => {
-                let memory = Arc::new(gpu.alloc(size)?);
-                Ok(Memory {
-                    buffer: GpuBuffer::from_memory(context, memory.clone())?,
-                    offset: memory.offset(),
-                    owner: Owner::Mock(memory),
-                })
-            }
-            Kind::Cuda(gpu) => {
-                let memory = gpu.alloc(size)?;
-                let offset = memory.address();
-                // SAFETY: The allocation lives as long as the value, and nobody else
-                // has its address.
-                let buffer = unsafe { GpuBuffer::from_cuda(context, offset, size) }?;
-                Ok(Memory {
-                    buffer,
-                    offset,
-                    owner: Owner::Cuda(memory),
-                })
-            }
-        }
+        let device = self.allocate(size)?;
+        Ok(Memory {
+            buffer: device.buffer(context)?,
+            offset: device.offset(),
+            device,
+        })
+    }
+
+    /// Allocates memory, a multiple of the page size in bytes.
+    fn allocate(&self, size: u64) -> Result<DeviceMemory, Failure> {
+        Ok(match &self.kind {
+            Kind::Mock(gpu) => DeviceMemory::Mock(Arc::new(gpu.alloc(size)?)),
+            Kind::Cuda(gpu) => DeviceMemory::Cuda(Arc::new(gpu.alloc(size)?)),
+        })
+    }
+
+    /// Allocates memory of a kind, a multiple of the page size in bytes.
+    pub fn allocate_kind(&self, kind: MemoryKind, size: u64) -> Result<Allocation, Failure> {
+        let cuda = || {
+            self.cuda().ok_or_else(|| {
+                Failure::plain(
+                    "allocate",
+                    self.describe(),
+                    "it is no CUDA device, and has no memory of this kind",
+                    "use device memory or plain host memory (-m 0, 3 or 4)",
+                )
+            })
+        };
+        Ok(match kind {
+            MemoryKind::Device => Allocation::Device(self.allocate(size)?),
+            MemoryKind::Virtual => Allocation::Virtual(Arc::new(cuda()?.alloc_virtual(size)?)),
+            MemoryKind::Pinned => Allocation::Pinned(Arc::new(cuda()?.alloc_host(size as usize)?)),
+            MemoryKind::Heap => Allocation::Heap(Arc::new(Heap::new(size as usize)?)),
+            MemoryKind::Mapped => Allocation::Mapped(Arc::new(Mapped::new(size as usize)?)),
+        })
     }
 
     /// Its PCI function, where its driver tells.
@@ -151,6 +236,14 @@ impl Gpu {
         match self.address {
             Some(address) => format!("gpu:{} ({kind}, {address})", self.number),
             None => format!("gpu:{} ({kind})", self.number),
+        }
+    }
+
+    /// The CUDA device that it is, if it is one.
+    pub fn cuda(&self) -> Option<&CudaGpu> {
+        match &self.kind {
+            Kind::Mock(_) => None,
+            Kind::Cuda(gpu) => Some(gpu),
         }
     }
 

@@ -4,6 +4,7 @@
 //! a file would go.
 
 mod args;
+mod bench;
 mod check;
 mod config;
 mod cp;
@@ -13,17 +14,22 @@ mod failure;
 mod file;
 mod gds_stats;
 mod gdscheck;
+mod gdsio;
 mod gpu;
+mod host_memory;
 mod info;
 mod load;
 mod machine;
 mod manual;
 mod output;
+mod progress;
 mod prove;
 mod run;
 mod signal;
 mod size;
 mod stats;
+mod tune;
+mod workload;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,6 +41,8 @@ fn main() -> ExitCode {
     match name().as_deref() {
         Some("gds_stats") => gds_stats::main(std::env::args_os()),
         Some("gdscheck" | "gdscheck.py") => gdscheck::main(std::env::args_os()),
+        Some("gdsio") => gdsio::main(std::env::args_os()),
+        Some("gdsio_verify") => gdsio::verify::main(std::env::args_os()),
         _ => vramio(),
     }
 }
@@ -55,6 +63,8 @@ fn vramio() -> ExitCode {
         Command::Info(args) => info::main(&args),
         Command::Config(args) => config::main(&args),
         Command::Stats(args) => stats::main(&args),
+        Command::Bench(args) => bench::main(&args),
+        Command::Tune(args) => tune::main(&args),
         Command::Run(args) => run::main(&args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

@@ -206,3 +206,64 @@ fn the_node_is_the_programs_own() {
     );
     assert!(!node.exists());
 }
+
+/// Another libcufile, which says that its version is 1.
+const OTHER: &str = "struct error { int err, cu_err; };\n\
+    struct error cuFileGetVersion(int *version)\n\
+    { *version = 1; return (struct error){ 0, 0 }; }\n";
+
+/// Asks the library that it is linked with, and the one that it loads by name.
+const LINKED: &str = r#"
+#include <dlfcn.h>
+#include <stdio.h>
+struct error { int err, cu_err; };
+struct error cuFileGetVersion(int *version);
+int main(void)
+{
+	int linked = 0, loaded = 0;
+	void *library = dlopen("libcufile.so.0", RTLD_NOW);
+	struct error (*get)(int *) = dlsym(library, "cuFileGetVersion");
+	cuFileGetVersion(&linked);
+	get(&loaded);
+	printf("%d %d\n", linked, loaded);
+	return 0;
+}
+"#;
+
+/// A program whose own search path leads to another library, as PyTorch's does: the search
+/// path of the environment changes nothing, `vramio run` does.
+#[test]
+fn a_programs_own_search_path_does_not_win() {
+    let directory = directory();
+    let other = directory.path().join("other");
+    fs::create_dir(&other).expect("a directory");
+    let gcc = |options: &[&str], code: &str, output: &str| {
+        let source = directory.path().join("code.c");
+        fs::write(&source, code).expect("it can be written");
+        let built = Command::new("gcc")
+            .current_dir(directory.path())
+            .args(["code.c", "-o", output])
+            .args(options)
+            .output()
+            .expect("gcc runs");
+        assert!(built.status.success(), "{built:?}");
+    };
+    let name = "-Wl,-soname,libcufile.so.0";
+    gcc(&["-shared", "-fPIC", name], OTHER, "other/libcufile.so.0");
+    // The old kind of search path, which goes before the environment's.
+    let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", other.display());
+    gcc(&["other/libcufile.so.0", &rpath, "-ldl"], LINKED, "program");
+
+    let ours = directory.path().join("ours");
+    fs::create_dir(&ours).expect("a directory");
+    std::os::unix::fs::symlink(library(), ours.join("libcufile.so.0")).expect("a link");
+    let alone = Command::new(directory.path().join("program"))
+        .env("LD_LIBRARY_PATH", &ours)
+        .output()
+        .expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&alone.stdout), "1 1\n");
+
+    let run = run(directory.path(), &["--keep-dev"], &["./program"]);
+    assert!(run.output.status.success(), "{}", run.stderr());
+    assert_eq!(run.stdout(), "1180 1180\n", "{}", run.stderr());
+}

@@ -88,7 +88,7 @@ const RDMA: &str = "network file systems always go through host memory here";
 const ENGINE: &str = "what moves the data is found by itself; VRAMIO_DIRECT_ENGINE says otherwise";
 const TOPOLOGY: &str = "the kernel knows the topology";
 const URING: &str = "how files are read is found by itself";
-const HOLES: &str = "holes are zeroed on the GPU, and never read";
+const HOLES: &str = "on the direct path holes are zeroed on the GPU, whatever their size";
 const NVTX: &str = "there are no NVTX traces";
 const CHECKS: &str = "every call is always checked";
 

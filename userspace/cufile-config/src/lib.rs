@@ -29,6 +29,7 @@
 //! ```
 
 mod config;
+mod edit;
 mod error;
 mod key;
 mod load;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use jsonc_parser::ast;
 use jsonc_parser::common::Ranged;
@@ -51,6 +51,20 @@ static RDMA: [&str; 9] = [
     "CUFILE_RDMA_SR_MAX_WR",
     "CUFILE_RDMA_SR_MAX_SGE",
 ];
+
+/// JSON as cufile.json has it: with comments, and commas at the end of lists.
+pub(crate) const OPTIONS: ParseOptions = ParseOptions {
+    allow_comments: true,
+    allow_trailing_commas: true,
+    allow_loose_object_property_names: false,
+    allow_missing_commas: false,
+    allow_single_quoted_strings: false,
+    allow_hexadecimal_numbers: true,
+    allow_unary_plus_numbers: false,
+    allow_bare_decimal_point_numbers: false,
+    allow_non_finite_numbers: false,
+    allow_extended_string_escapes: false,
+};
 
 /// A value that somebody has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,13 +127,22 @@ impl Cufile {
         Self::load_with(&config_source::variables("CUFILE_"), Self::PATH.as_ref())
     }
 
+    /// The file that [`load`](Self::load) reads, if there is one.
+    pub fn file() -> Option<PathBuf> {
+        Self::file_with(&config_source::variables("CUFILE_"), Self::PATH.as_ref())
+    }
+
+    fn file_with(variables: &[(OsString, OsString)], usual: &Path) -> Option<PathBuf> {
+        match variables.iter().find(|(name, _)| name == VARIABLE) {
+            Some((_, path)) if !path.is_empty() => Some(path.into()),
+            _ => usual.exists().then(|| usual.to_owned()),
+        }
+    }
+
     fn load_with(variables: &[(OsString, OsString)], usual: &Path) -> Result<Self, Error> {
         let mut cufile = Cufile::default();
-        let named = variables.iter().find(|(name, _)| name == VARIABLE);
-        match named {
-            Some((_, path)) if !path.is_empty() => cufile.read_file(path.as_ref())?,
-            _ if usual.exists() => cufile.read_file(usual)?,
-            _ => {}
+        if let Some(path) = Self::file_with(variables, usual) {
+            cufile.read_file(&path)?;
         }
         cufile.read_variables(variables)?;
         cufile.check()?;
@@ -153,19 +176,7 @@ impl Cufile {
     pub fn read_text(&mut self, path: &Path, text: &str) -> Result<(), Error> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let file = File { path, text };
-        let options = ParseOptions {
-            allow_comments: true,
-            allow_trailing_commas: true,
-            allow_loose_object_property_names: false,
-            allow_missing_commas: false,
-            allow_single_quoted_strings: false,
-            allow_hexadecimal_numbers: true,
-            allow_unary_plus_numbers: false,
-            allow_bare_decimal_point_numbers: false,
-            allow_non_finite_numbers: false,
-            allow_extended_string_escapes: false,
-        };
-        let parsed = parse_to_ast(text, &CollectOptions::default(), &options);
+        let parsed = parse_to_ast(text, &CollectOptions::default(), &OPTIONS);
         let parsed = parsed.map_err(|error| {
             let wanted = error.kind().to_string();
             file.error(error.range().start, "", "", Problem::NotJson, wanted)

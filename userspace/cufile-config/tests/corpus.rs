@@ -197,3 +197,31 @@ proptest! {
         }
     }
 }
+
+/// A threshold can be set in every good file; all else stays, comments and bytes.
+#[test]
+fn thresholds_are_set_in_every_good_file() {
+    for (path, text) in files("good") {
+        for filesystem in ["ext4", "xfs", "beegfs"] {
+            let new = Cufile::with_threshold(&path, &text, filesystem, 1024)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let mut cufile = Cufile::default();
+            cufile.read_text(&path, &new).expect("it is good still");
+            let name = format!("fs.{filesystem}.posix_gds_min_kb");
+            assert_eq!(cufile.number(&name), Some(1024), "{new}");
+            // Nothing but a value is left out: the old text is in the new one.
+            let plain = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
+            let (old, new_plain) = (plain(&text), plain(&new));
+            let mut rest = new_plain.chars();
+            assert!(
+                old.chars().all(|c| rest.any(|other| other == c)),
+                "{}: {new}",
+                path.display()
+            );
+            assert_eq!(
+                Cufile::with_threshold(&path, &new, filesystem, 1024).as_ref(),
+                Ok(&new)
+            );
+        }
+    }
+}

@@ -86,7 +86,7 @@ fn client() {
     let handle = cufile.register(file.expect("it opens")).expect("a handle");
 
     let gpu = CudaGpu::open(0).expect("the mock has a device");
-    let mut memory = gpu.alloc(LEN as u64).expect("there is memory");
+    let memory = gpu.alloc(LEN as u64).expect("there is memory");
     memory
         .write(0, &vec![0xa5; LEN])
         .expect("it can be written");

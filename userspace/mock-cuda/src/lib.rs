@@ -21,6 +21,7 @@ mod memory;
 mod pinned;
 mod stream;
 mod switch;
+mod virtual_memory;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -183,6 +184,53 @@ driver! {
         // The real driver, too, waits for what is under way.
         stream::synchronize_all()?;
         memory::free(address)
+    }
+    fn cuMemGetAllocationGranularity(grain: *mut usize, prop: *const c_void, option: c_uint) {
+        let _ = option;
+        if prop.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        put(grain, virtual_memory::GRAIN)
+    }
+    fn cuMemCreate(handle: *mut u64, len: usize, prop: *const c_void, flags: u64) {
+        if prop.is_null() || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        put(handle, virtual_memory::create(len)?)
+    }
+    fn cuMemAddressReserve(
+        address: *mut DevicePtr,
+        len: usize,
+        align: usize,
+        hint: DevicePtr,
+        flags: u64
+    ) {
+        if align != 0 || hint != 0 || flags != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        put(address, virtual_memory::reserve(context::need()?, len)?)
+    }
+    fn cuMemMap(address: DevicePtr, len: usize, offset: usize, handle: u64, flags: u64) {
+        if offset != 0 || flags != 0 {
+            return Err(NOT_SUPPORTED);
+        }
+        virtual_memory::map(address, len, handle)
+    }
+    fn cuMemSetAccess(address: DevicePtr, len: usize, access: *const c_void, count: usize) {
+        if access.is_null() || count != 1 {
+            return Err(INVALID_VALUE);
+        }
+        virtual_memory::set_access(address, len)
+    }
+    fn cuMemUnmap(address: DevicePtr, len: usize) {
+        stream::synchronize_all()?;
+        virtual_memory::unmap(address, len)
+    }
+    fn cuMemAddressFree(address: DevicePtr, len: usize) {
+        virtual_memory::unreserve(address, len)
+    }
+    fn cuMemRelease(handle: u64) {
+        virtual_memory::release(handle)
     }
     fn cuMemHostAlloc(start: *mut *mut c_void, len: usize, flags: c_uint) {
         let _ = flags;
@@ -371,5 +419,6 @@ pub unsafe extern "C" fn mock_cuda_place(
     found.err().unwrap_or(SUCCESS)
 }
 
-// Behind the macro that it uses.
+// Behind the macro that they use.
+mod clients;
 mod order;

@@ -54,6 +54,7 @@
 //! * After `fork` the child can't use what the parent made, and drops its copies without
 //!   any effect on the parent.
 
+mod access;
 mod buffer;
 mod cancel;
 mod code;

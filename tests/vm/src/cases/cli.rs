@@ -20,6 +20,7 @@ pub fn cases() -> Vec<Case> {
     };
     vec![
         case("there-and-back", there_and_back).smoke(),
+        case("load-and-copy", load_and_copy),
         case("check", check),
         case("check-machine", check_machine),
         case("explain", explain),
@@ -95,6 +96,114 @@ fn there_and_back(context: &mut Context<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A model's tensors go into GPU memory by one request, and its file to another file through
+/// GPU memory, both with no data byte through host RAM, although neither begins nor ends at a
+/// block.
+fn load_and_copy(context: &mut Context<'_>) -> Result<()> {
+    for fs in FileSystem::ALL {
+        let dir = filesystem::mounted(fs, context)?;
+        let size = 3 * MIB + 777;
+        let half = MIB + 8;
+        let data = FilePlan::dense(&format!("{dir}/cli-data"), 76, size);
+        context.session.make(&data)?;
+        let text = serde_json::json!({
+            "a": { "dtype": "F16", "shape": [half / 2], "data_offsets": [0, half] },
+            "b": { "dtype": "U8", "shape": [size - half], "data_offsets": [half, size] },
+        })
+        .to_string();
+        // So long that its length is UTF-8.
+        let text = format!("{text:256}");
+        let length = (text.len() as u64).to_le_bytes();
+        let head = format!("{}{text}", String::from_utf8(length.to_vec())?);
+        let begin = head.len() as u64;
+        let whole = begin + size;
+        let header = format!("{dir}/cli-head");
+        let model = format!("{dir}/cli.safetensors");
+        context.session.write_text(&header, &head)?;
+        let join = format!("cat {header} {} > {model}", data.path);
+        context.session.run(&["sh", "-c", &join])?;
+        context.session.drop_caches()?;
+        // The header is in the page cache from here on.
+        run(context, &["vramio", "load", "--list", "--json", &model])?;
+        let place = Place::of_file(filesystem::nsid(fs), &context.session.extents(&model)?);
+
+        let mark = context.vm.mark()?;
+        let said = run(context, &["vramio", "load", &model, "--json"])?;
+        let account = context.vm.account(mark, &place)?;
+        let blocks = whole.next_multiple_of(512);
+        let flow = Flow {
+            into_bar: blocks,
+            ..Flow::default()
+        };
+        ensure!(account.data == flow, "{account:?}");
+        ensure!(
+            said["requests"] == 1 && said["tensor_bytes"] == size && said["bytes"] == whole,
+            "{said}"
+        );
+        ensure!(said["paths"][0]["path"] == "direct-switch", "{said}");
+        for (tensor, at, len) in [(0, 0, half), (1, half, size - half)] {
+            let tensor = &said["tensors"][tensor];
+            ensure!(
+                tensor["bytes"] == len && tensor["file_offset"] == begin + at,
+                "{said}"
+            );
+            let offset = tensor["gpu_offset"].as_u64().context("no gpu_offset")?;
+            let found = context.vm.vram.read(offset, len)?;
+            if let Some(difference) = first_difference(&found, &data.content(at, len)) {
+                bail!("{}: {difference}", tensor["name"]);
+            }
+        }
+
+        let copy = format!("{dir}/cli-through");
+        let mark = context.vm.mark()?;
+        let argv = [
+            "vramio", "cp", &model, &copy, "--chunk", "1M", "--verify", "--json",
+        ];
+        let said = run(context, &argv)?;
+        let read = context.vm.account(mark, &place)?;
+        context.session.sync()?;
+        let extents = context.session.extents(&copy)?;
+        let written = Place::of_file(filesystem::nsid(fs), &extents);
+        let written = context.vm.account(mark, &written)?;
+        ensure!(read.data.into_bar == blocks, "{read:?}");
+        // Written from GPU memory, and read back into it. Where the file is cut to its
+        // length the file system zeroes the rest of its last block by the page cache.
+        let Flow {
+            into_bar,
+            from_bar,
+            into_ram,
+            from_ram,
+        } = written.data;
+        ensure!(
+            from_bar == blocks && into_bar >= whole / 4096 * 4096,
+            "{written:?}"
+        );
+        ensure!(into_ram <= 4096 && from_ram <= 4096, "{written:?}");
+        ensure!(
+            said["bytes"] == whole && said["verified"]["bytes"] == whole,
+            "{said}"
+        );
+        for side in ["read", "write"] {
+            ensure!(said[side]["paths"][0]["path"] == "direct-switch", "{said}");
+            ensure!(
+                said[side]["reasons"].as_array().is_some_and(Vec::is_empty),
+                "{said}"
+            );
+        }
+        let compared = said["verified"]["compared"].as_str().context("no words")?;
+        ensure!(compared.contains("by direct-switch (consistent)"), "{said}");
+        let image = context.vm.image(filesystem::nsid(fs))?;
+        let found = image.read_extents(&extents, whole)?;
+        let expected = [head.as_bytes(), &data.content(0, size)].concat();
+        if let Some(difference) = first_difference(&found, &expected) {
+            bail!("the copy: {difference}");
+        }
+        let length = context.session.run(&["stat", "-c", "%s", &copy])?;
+        ensure!(length.trim() == whole.to_string(), "{length}");
+    }
+    Ok(())
+}
+
 /// `check` tells direct from refused, in status and text.
 fn check(context: &mut Context<'_>) -> Result<()> {
     let dir = filesystem::mounted(FileSystem::Ext4, context)?;
@@ -142,13 +251,48 @@ fn check_machine(context: &mut Context<'_>) -> Result<()> {
         "{mounts:?}"
     );
 
+    let gdscheck = "/tmp/gdscheck";
+    context
+        .session
+        .run(&["ln", "-sf", "/usr/bin/vramio", gdscheck])?;
+    let same = context.session.run(&[gdscheck, "-p", "-t"])?;
+    for part in [
+        " NVMe               : p2pdma, compat\n",
+        " NFS                : compat\n",
+        "supports GDS, IOMMU State: Disabled\n",
+        " Platform verification succeeded\n",
+        ": p2pdma (switch, distance 4)\n",
+    ] {
+        ensure!(same.contains(part), "no {part:?} in {same}");
+    }
+
     context.session.rmmod("vramio")?;
     let without = exec(context, &["vramio", "check"])?;
+    let mounts = exec(context, &["vramio", "check", "-m", "--json"])?;
+    let same = exec(context, &[gdscheck, "-p", "-t"])?;
     context.session.insmod("/usr/lib/vramio/vramio.ko", "")?;
     ensure!(
         without.exit == Exit::Code(2) && without.stdout.contains("FAIL  module"),
         "{without:?}"
     );
+    ensure!(mounts.exit == Exit::Code(2), "{mounts:?}");
+    let mounts: serde_json::Value = serde_json::from_str(&mounts.stdout)?;
+    let mounts = mounts["mounts"].as_array().context("a list of mounts")?;
+    let mount = mounts.iter().find(|mount| mount["mount"] == dir.as_str());
+    ensure!(
+        mount.is_some_and(|mount| mount["verdict"] == "fallback" && mount["reason"] == "no-module"),
+        "{mounts:?}"
+    );
+    let text = &same.stdout;
+    ensure!(
+        same.exit == Exit::Code(0)
+            && text.contains(" NVMe               : compat\n")
+            && text.contains("Platform verification failed"),
+        "{same:?}"
+    );
+    for part in ["supports GDS", "p2pdma,", "p2pdma (", "succeeded"] {
+        ensure!(!text.contains(part), "{part}: {text}");
+    }
     Ok(())
 }
 
@@ -206,7 +350,13 @@ fn refusals(context: &mut Context<'_>) -> Result<()> {
     );
     let no_gpu = exec(context, &["vramio", "cp", "/tmp/cli", "gpu:7"])?;
     ensure!(no_gpu.exit == Exit::Code(1), "{no_gpu:?}");
-    let usage = exec(context, &["vramio", "cp", "/tmp/cli", "/tmp/other"])?;
+    let other = exec(context, &["vramio", "cp", "/tmp/cli", "/tmp/other"])?;
+    ensure!(
+        other.exit == Exit::Code(1) && other.stderr.contains("tmpfs"),
+        "{other:?}"
+    );
+    ensure!(exec(context, &["test", "-e", "/tmp/other"])?.exit == Exit::Code(1));
+    let usage = exec(context, &["vramio", "cp", "gpu:0", "gpu:0"])?;
     ensure!(usage.exit == Exit::Code(64), "{usage:?}");
     Ok(())
 }

@@ -27,6 +27,8 @@ pub struct Mounts {
 struct Mount {
     point: PathBuf,
     filesystem: &'static FileSystem,
+    /// What the kernel calls it, such as `virtiofs` or `fuse.sshfs`.
+    kind: String,
     source: String,
     drives: Vec<PciAddress>,
     /// Why nothing on it goes direct, as far as the file system goes.
@@ -75,6 +77,36 @@ pub fn ask(number: Option<u32>) -> Result<Mounts, Failure> {
     })
 }
 
+/// File systems of the kernel's that hold no data.
+const PSEUDO: [&str; 26] = [
+    "autofs",
+    "bdev",
+    "binder",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "cpuset",
+    "debugfs",
+    "devpts",
+    "efivarfs",
+    "functionfs",
+    "fusectl",
+    "mqueue",
+    "nfsd",
+    "nsfs",
+    "pipefs",
+    "proc",
+    "pstore",
+    "resctrl",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "sysfs",
+    "tracefs",
+];
+
 /// One mount; none of a file system that holds no data, such as procfs.
 fn look(
     mount: MountInfo,
@@ -85,7 +117,8 @@ fn look(
     let filesystem = FileSystem::of_path(&mount.mount_point).ok()?;
     let (major, minor) = mount.majmin.split_once(':')?;
     let device = Layer::of_device(major.parse().ok()?, minor.parse().ok()?);
-    if filesystem.name == "other" && device.is_none() {
+    // One that is not known and has no device may be a network's, unless it is one of these.
+    if filesystem.name == "other" && device.is_none() && PSEUDO.contains(&&*mount.fs_type) {
         return None;
     }
     let drives = device.as_ref().map(Layer::drives).unwrap_or_default();
@@ -105,6 +138,7 @@ fn look(
     Some(Mount {
         point: mount.mount_point,
         filesystem,
+        kind: mount.fs_type,
         source: mount.mount_source.unwrap_or_default(),
         drives,
         refusal,
@@ -172,7 +206,7 @@ impl Mounts {
                 format!(
                     " {} {} ({}) : {says}\n",
                     mount.point.display(),
-                    mount.filesystem.name,
+                    mount.kind,
                     mount.source
                 )
             })
@@ -201,7 +235,7 @@ impl Answer for Mounts {
         let widest =
             |length: fn(&Mount) -> usize| self.mounts.iter().map(length).max().unwrap_or(0);
         let point = widest(|mount| mount.point.display().to_string().len());
-        let name = widest(|mount| mount.filesystem.name.len());
+        let name = widest(|mount| mount.kind.len());
         for mount in &self.mounts {
             let because = match &mount.verdict {
                 Verdict::Direct => String::new(),
@@ -221,7 +255,7 @@ impl Answer for Mounts {
                 "{:<8} {:<point$} {:<name$} {}{because}\n",
                 mount.word(self.has_gpu),
                 mount.point.display().to_string(),
-                mount.filesystem.name,
+                mount.kind,
                 mount.source,
             );
         }
@@ -248,6 +282,7 @@ impl Answer for Mounts {
                 json!({
                     "mount": mount.point.display().to_string(),
                     "file_system": mount.filesystem.name,
+                    "type": mount.kind,
                     "source": mount.source,
                     "verdict": mount.word(self.has_gpu),
                     "reason": reason.map(ToString::to_string),
@@ -258,5 +293,42 @@ impl Answer for Mounts {
             })
             .collect();
         json!({ "gpu": self.gpu.map(|gpu| gpu.to_string()), "mounts": mounts })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A network's file system that nobody has heard of is listed by the kernel's name for it;
+    /// those of the kernel are not.
+    #[test]
+    fn unknown_file_systems_are_named() {
+        let platform = platform::ask(false).expect("a machine");
+        let look = |kind: &str| {
+            // What is there is none of the known ones.
+            let line = format!("36 35 0:99 / /proc rw - {kind} server:/share rw");
+            let mount = MountInfo::from_line(&line).expect("a mount");
+            super::look(mount, &Topology::default(), &platform, None)
+        };
+        let mount = look("orangefs").expect("it is listed");
+        assert_eq!(
+            (&*mount.kind, mount.refusal),
+            ("orangefs", Reason::FileSystem)
+        );
+        let mounts = Mounts {
+            mounts: vec![mount],
+            gpu: None,
+            has_gpu: true,
+        };
+        let text = mounts.to_text();
+        assert!(
+            text.starts_with("fallback /proc orangefs server:/share  file-system: "),
+            "{text}"
+        );
+        assert_eq!(mounts.to_json()["mounts"][0]["type"], "orangefs");
+        for kind in PSEUDO {
+            assert!(look(kind).is_none(), "{kind}");
+        }
     }
 }

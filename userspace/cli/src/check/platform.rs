@@ -3,7 +3,7 @@
 //! `vramio check` without a file: the machine.
 
 use serde_json::{json, Value};
-use vramio::topology::{Kind, Route, Topology, Way};
+use vramio::topology::{Kind, Redirect, Route, Topology, Way};
 use vramio::{Code, Context, PciAddress, Reason};
 
 use super::finding::{Finding, State};
@@ -39,9 +39,7 @@ pub struct Pair {
 pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     let root = Root::new();
     let topology = machine::topology("check")?;
-    let release = nix::sys::utsname::uname()
-        .map(|names| names.release().to_string_lossy().into_owned())
-        .unwrap_or_default();
+    let release = kernel::release();
     let context = Context::new()?;
     let device = context.device();
     let module = match &device {
@@ -54,6 +52,9 @@ pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     platform
         .sections
         .insert(1, ("module", module::findings(&root, &release, device)));
+    if let Some((_, findings)) = platform.sections.iter_mut().find(|(n, _)| *n == "process") {
+        findings.push(process::cuda(context.cuda_version()));
+    }
     platform.topology = with_topology.then_some(topology);
     Ok(platform)
 }
@@ -75,7 +76,12 @@ fn look(root: &Root, topology: &Topology, release: &str, module: Code<Reason>) -
             ("kernel", kernel::findings(root, release)),
             ("gpus", gpu::findings(root, topology)),
             ("drives", drive::findings(root, topology)),
-            ("pci", pairs.iter().flat_map(Pair::findings).collect()),
+            (
+                "pci",
+                bridges(topology)
+                    .chain(pairs.iter().flat_map(Pair::findings))
+                    .collect(),
+            ),
             ("process", process::findings(root)),
         ],
         pairs,
@@ -90,6 +96,20 @@ fn addresses(topology: &Topology, kind: Kind) -> Vec<PciAddress> {
         .of_kind(kind)
         .map(|function| function.address)
         .collect()
+}
+
+/// The bridges of which ACS is known to redirect, or can't be read. Whether one of them is in
+/// the way is up to the pairs.
+fn bridges(topology: &Topology) -> impl Iterator<Item = Finding> + '_ {
+    const WHAT: &str = "acs";
+    topology.of_kind(Kind::Bridge).filter_map(|bridge| {
+        let says = match bridge.redirect {
+            Redirect::Off => return None,
+            Redirect::On => "redirects peer-to-peer traffic to the host bridge",
+            Redirect::Unknown => "can't be read without root's rights",
+        };
+        Some(Finding::note(WHAT, says).of(bridge.address.to_string()))
+    })
 }
 
 impl Pair {
@@ -392,6 +412,21 @@ mod tests {
         let json = platform.to_json();
         assert_eq!(json["verdict"], "direct");
         assert_eq!(json["pairs"][0]["direct"], true);
+    }
+
+    /// Each bridge is named; one that redirects is in the way of a pair only if it lies between
+    /// the two.
+    #[test]
+    fn bridges_are_told_apart() {
+        for (redirect, says) in [
+            ("on", "0000:02:00.0: redirects peer-to-peer traffic"),
+            ("unknown", "0000:02:00.0: can't be read"),
+        ] {
+            let text = platform(redirect, true, true).to_text();
+            let line = text.lines().find(|line| line.contains("note  acs"));
+            assert!(line.is_some_and(|line| line.contains(says)), "{text}");
+        }
+        assert!(!platform("off", true, true).to_text().contains(" acs "));
     }
 
     #[test]

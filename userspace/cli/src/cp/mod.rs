@@ -11,7 +11,6 @@ mod verify;
 use std::fs::File;
 use std::process::ExitCode;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use vramio::{Config, Context, Direction, Key, Options, Policy, Reason, Source, Verdict};
 
 use crate::args::{CpArgs, Job, Work};
@@ -19,6 +18,7 @@ use crate::failure::Failure;
 use crate::file::{self, Destination};
 use crate::gpu::{Gpu, Memory};
 use crate::output;
+use crate::progress;
 use crate::signal::Signals;
 use report::Report;
 use transfer::{End, Plan, Transfer};
@@ -284,7 +284,7 @@ fn carry_out(
     file: &vramio::File,
     signals: &Signals,
 ) -> Transfer {
-    let progress = progress(args.quiet, plan.size);
+    let progress = progress::bar(args.quiet, plan.size);
     let transfer = transfer::run(
         plan,
         |piece| {
@@ -305,20 +305,6 @@ fn carry_out(
     );
     progress.finish_and_clear();
     transfer
-}
-
-/// A bar on standard error, if that is a terminal.
-pub fn progress(quiet: bool, size: u64) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(size);
-    let template = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
-    // A constant; were it wrong, the default style would do.
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar
 }
 
 /// What is being done, for messages.

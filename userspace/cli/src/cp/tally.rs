@@ -6,7 +6,7 @@ use serde::Serialize;
 use vramio::{Certainty, Code, Outcome, Path, Reason};
 
 /// The sums over the requests of a copy.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Bytes that moved.
     pub bytes: u64,
@@ -27,7 +27,7 @@ pub struct Tally {
 }
 
 /// The requests that took one path.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PathTally {
     /// The path.
     pub path: Code<Path>,
@@ -38,7 +38,7 @@ pub struct PathTally {
 }
 
 /// The requests that gave one reason.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ReasonTally {
     /// The reason.
     pub reason: Code<Reason>,
@@ -64,7 +64,11 @@ impl Tally {
         }
         self.add_path(outcome.path, outcome.moved.by_unknown(), outcome.certainty);
         if outcome.reason != Reason::None {
-            self.add_reason(outcome);
+            let bytes = match outcome.uncovered {
+                0 => outcome.bytes,
+                uncovered => uncovered,
+            };
+            self.add_reason(outcome.reason, 1, bytes);
         }
     }
 
@@ -85,19 +89,15 @@ impl Tally {
         }
     }
 
-    fn add_reason(&mut self, outcome: &Outcome) {
-        let bytes = match outcome.uncovered {
-            0 => outcome.bytes,
-            uncovered => uncovered,
-        };
-        match self.reasons.iter_mut().find(|r| r.reason == outcome.reason) {
+    fn add_reason(&mut self, reason: Code<Reason>, requests: u64, bytes: u64) {
+        match self.reasons.iter_mut().find(|r| r.reason == reason) {
             Some(tally) => {
-                tally.requests += 1;
+                tally.requests += requests;
                 tally.bytes += bytes;
             }
             None => self.reasons.push(ReasonTally {
-                reason: outcome.reason,
-                requests: 1,
+                reason,
+                requests,
                 bytes,
             }),
         }
@@ -159,6 +159,22 @@ impl Tally {
             certainty: self.certainty().to_string(),
             paths: self.paths.iter().map(path).collect(),
             reasons: self.reasons.iter().map(reason).collect(),
+        }
+    }
+
+    /// Adds the requests of another.
+    pub fn merge(&mut self, other: &Tally) {
+        self.bytes += other.bytes;
+        self.submitted += other.submitted;
+        self.uncovered += other.uncovered;
+        self.zeroed += other.zeroed;
+        self.requests += other.requests;
+        self.parts += other.parts;
+        for path in &other.paths {
+            self.add_path(path.path, path.bytes, path.certainty);
+        }
+        for reason in &other.reasons {
+            self.add_reason(reason.reason, reason.requests, reason.bytes);
         }
     }
 
@@ -296,6 +312,10 @@ mod tests {
             0,
         ));
 
+        // A sum of two tells the same.
+        let mut sum = Tally::default();
+        sum.merge(&tally);
+        let tally = sum;
         assert_eq!(tally.bytes, 4 * 4096);
         assert_eq!(tally.uncovered, 1536);
         assert_eq!(tally.submitted, 4 * 4096 - 1536);

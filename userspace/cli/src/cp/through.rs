@@ -20,6 +20,7 @@ use crate::failure::Failure;
 use crate::file::{self, Destination};
 use crate::gpu::{Gpu, Memory};
 use crate::output;
+use crate::progress;
 use crate::signal::Signals;
 
 /// What GPU memory holds before the destination is read back into it.
@@ -184,7 +185,7 @@ fn rounded(piece: Piece, plan: &Plan) -> u64 {
 
 impl Copy<'_> {
     fn carry_out(&self, signals: &Signals) -> (Done, End) {
-        let progress = super::progress(self.args.quiet, self.plan.size);
+        let progress = progress::bar(self.args.quiet, self.plan.size);
         let begin = Instant::now();
         let mut done = Done::default();
         let mut pending: Option<(Piece, Pending)> = None;

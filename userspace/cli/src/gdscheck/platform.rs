@@ -154,9 +154,7 @@ impl Gdscheck {
             None => " Cuda Driver Version Installed:  none\n".to_owned(),
         };
         let product = self.root.text("/sys/class/dmi/id/product_name");
-        let release = nix::sys::utsname::uname()
-            .map(|names| names.release().to_string_lossy().into_owned())
-            .unwrap_or_default();
+        let release = machine::kernel::release();
         text += &format!(
             " Platform: {}, Arch: {}(Linux {release})\n",
             product.as_deref().unwrap_or("unknown"),

@@ -17,6 +17,7 @@ use crate::cp;
 use crate::failure::Failure;
 use crate::gpu::{Gpu, Memory};
 use crate::output;
+use crate::progress;
 use crate::signal::Signals;
 use args::LoadArgs;
 use report::Report;
@@ -71,7 +72,7 @@ fn load(args: &LoadArgs) -> Result<ExitCode, Failure> {
     let context = cp::context(args.policy)?;
     let model = open(args, &context)?;
     let gpu = Gpu::open(args.gpu)?;
-    let progress = cp::progress(args.quiet, model.bytes());
+    let progress = progress::bar(args.quiet, model.bytes());
     let options = Options {
         budget: args.budget,
         depth: args.depth.into(),

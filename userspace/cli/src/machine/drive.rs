@@ -59,6 +59,26 @@ fn drive_findings(root: &Root, drive: &Function) -> Vec<Finding> {
     };
     let mut findings =
         vec![Finding::pass("drive", format!("{}, {behind}", names.join(" "))).of(object.clone())];
+    for (place, name) in &disks {
+        let limit = |what: &str| root.text(format!("{place}/queue/{what}"));
+        if let (Some(kib), Some(segments), Some(block)) = (
+            limit("max_sectors_kb"),
+            limit("max_segments"),
+            limit("logical_block_size"),
+        ) {
+            findings.push(
+                Finding::note(
+                    "queue",
+                    format!(
+                        "{name}: at most {kib} KiB and {segments} segments a command, blocks of \
+                         {block} bytes; whether it takes peer-to-peer memory the module tells \
+                         (vramio check FILE)"
+                    ),
+                )
+                .of(object.clone()),
+            );
+        }
+    }
     let translates = iommu.as_deref().is_some_and(|kind| kind.starts_with("DMA"));
     for (place, name) in disks.iter().filter(|_| translates) {
         let merges = root.text(format!("{place}/queue/nomerges"));
@@ -112,6 +132,29 @@ mod tests {
             let found: Vec<State> = found.iter().map(|finding| finding.state).collect();
             assert_eq!(found, states, "{iommu:?} {merges}");
         }
+    }
+
+    #[test]
+    fn limits_of_a_queue_are_shown() {
+        let at = |name: &str| format!("{}/{name}", MERGES.trim_end_matches("/nomerges"));
+        let files = [
+            (at("max_sectors_kb"), "1280\n"),
+            (at("max_segments"), "128\n"),
+            (at("logical_block_size"), "4096\n"),
+        ];
+        let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (&**path, *text)).collect();
+        let (_directory, root) = root(&files);
+        let found = findings(&root, &drive("nvme"));
+        let [_, queue] = &*found else {
+            panic!("{found:?}");
+        };
+        assert!(
+            queue.state == State::Note
+                && queue.says.starts_with(
+                    "nvme0n1: at most 1280 KiB and 128 segments a command, blocks of 4096 bytes"
+                ),
+            "{queue:?}"
+        );
     }
 
     #[test]

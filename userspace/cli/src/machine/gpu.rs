@@ -8,6 +8,9 @@ use vramio::PciAddress;
 use super::Root;
 use crate::check::finding::Finding;
 
+/// The first version of NVIDIA's open driver that offers peer-to-peer memory.
+const FIRST: u32 = 565;
+
 /// Options of NVIDIA's driver: all memory in the BAR, and none of it write-combining.
 const STATIC_BAR: &str = "RMForceStaticBar1=1";
 const NO_WRITE_COMBINING: &str = "RmForceDisableIomapWC=1";
@@ -90,7 +93,14 @@ fn nvidia(root: &Root) -> Vec<Finding> {
         let line = text.lines().next().unwrap_or_default();
         let line = line.strip_prefix("NVRM version:").unwrap_or(line).trim();
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-        findings.push(if line.contains("Open Kernel Module") {
+        let old = version(&line).is_some_and(|version| version < FIRST);
+        findings.push(if line.contains("Open Kernel Module") && old {
+            Finding::fail(
+                WHAT,
+                format!("{line}: offers peer-to-peer memory from {FIRST} on only"),
+                format!("install NVIDIA's open kernel modules of version {FIRST} or later"),
+            )
+        } else if line.contains("Open Kernel Module") {
             Finding::pass(WHAT, line)
         } else {
             Finding::fail(
@@ -131,6 +141,14 @@ fn nvidia(root: &Root) -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// The first number of a driver's version, such as 580 of 580.159.04.
+fn version(line: &str) -> Option<u32> {
+    line.split(' ').find_map(|word| {
+        let (major, _) = word.split_once('.')?;
+        major.parse().ok()
+    })
 }
 
 #[cfg(test)]
@@ -206,6 +224,7 @@ mod tests {
     fn the_nvidia_driver_tells_what_is_missing() {
         let open =
             "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.1  x\nGCC version:\n";
+        let old = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  x\n";
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1  x\n";
         for (version, options, fails) in [
             (open, "RMForceStaticBar1=1;RmForceDisableIomapWC=1;", 0),
@@ -213,6 +232,7 @@ mod tests {
             (open, "RMForceStaticBar1=11", 2),
             (open, "", 2),
             (closed, "", 3),
+            (old, "RMForceStaticBar1=1;RmForceDisableIomapWC=1;", 1),
         ] {
             let parameters = format!("EnableMSI: 1\nRegistryDwords: \"{options}\"\n");
             let (_directory, root) = root(&[

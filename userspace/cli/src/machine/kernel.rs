@@ -12,8 +12,19 @@ pub fn findings(root: &Root, release: &str) -> Vec<Finding> {
     findings
 }
 
+/// The first kernel on which files go direct through the module, and on which md and NVMe
+/// multipath pass peer-to-peer memory on.
+pub const FIRST: (u32, u32) = (7, 2);
+
+/// The running kernel's release.
+pub fn release() -> String {
+    nix::sys::utsname::uname()
+        .map(|names| names.release().to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
 /// Major and minor number.
-fn numbers(release: &str) -> Option<(u32, u32)> {
+pub fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(['.', '-', '+']);
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

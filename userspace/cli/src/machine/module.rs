@@ -52,7 +52,7 @@ fn loaded(root: &Root, release: &str) -> Finding {
             )
         };
     };
-    match refusal(root, &file) {
+    match magic(release, &file).or_else(|| refusal(root, &file)) {
         Some((says, fix)) => Finding::fail(WHAT, says, fix),
         None => Finding::fail(
             WHAT,
@@ -60,6 +60,24 @@ fn loaded(root: &Root, release: &str) -> Finding {
             "run `modprobe vramio`",
         ),
     }
+}
+
+/// Whether it was built for another kernel than the one whose directory it is in, which the
+/// kernel says of it by "invalid module format". A packed file doesn't tell.
+fn magic(release: &str, file: &Path) -> Option<(String, String)> {
+    const KEY: &[u8] = b"\0vermagic=";
+    let bytes = fs::read(file).ok()?;
+    let at = bytes.windows(KEY.len()).position(|part| part == KEY)? + KEY.len();
+    let text = bytes[at..]
+        .split(|byte| *byte == 0 || *byte == b' ')
+        .next()?;
+    let built = String::from_utf8_lossy(text);
+    (built != release).then(|| {
+        (
+            format!("vramio.ko was built for {built}, and this kernel, {release}, refuses it"),
+            "run `make install` or `make dkms` with this kernel's headers".to_owned(),
+        )
+    })
 }
 
 /// Why the kernel would not load it.
@@ -184,6 +202,16 @@ mod tests {
                 "build it for 7.3.4",
             ),
             (vec![(installed, "x")], "not loaded", "modprobe vramio"),
+            (
+                vec![(installed, "x\0vermagic=7.3.4 SMP mod_unload \0")],
+                "not loaded",
+                "modprobe vramio",
+            ),
+            (
+                vec![(installed, "x\0vermagic=7.3.3 SMP mod_unload \0")],
+                "built for 7.3.3, and this kernel, 7.3.4, refuses it",
+                "make dkms",
+            ),
             (
                 vec![(installed, "x"), enforce],
                 "not signed; the kernel loads signed",

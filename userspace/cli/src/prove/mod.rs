@@ -67,7 +67,7 @@ pub fn main(args: &ProveArgs) -> ExitCode {
         Ok(evidence) => evidence,
         Err(Stop::Failed(failure)) => return output::fail(&failure, args.json, 1),
         Err(Stop::Closed(failure)) => {
-            let code = match failure.known_reason() {
+            let code = match failure.why().and_then(|reason| reason.known()) {
                 Some(Reason::NoGpu | Reason::NoCuda | Reason::FileType) => Usable::No,
                 _ => Usable::Fallback,
             };
@@ -158,7 +158,7 @@ fn run(args: &ProveArgs) -> Result<Evidence, Stop> {
 
 /// A reason that closes the direct path has an exit status of its own.
 fn closed(failure: Failure) -> Stop {
-    match failure.known_reason() {
+    match failure.why().and_then(|reason| reason.known()) {
         None | Some(Reason::IoError | Reason::Overflow) => failure.into(),
         Some(_) => Stop::Closed(Box::new(failure)),
     }

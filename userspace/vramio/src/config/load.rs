@@ -64,14 +64,27 @@ impl Config {
         Self::load_with(&source::variables(PREFIX))
     }
 
+    /// The file that [`load`](Self::load) reads; [`PATH`](Self::PATH) also if there is none.
+    /// `None` if the environment says that none is to be read.
+    pub fn file() -> Option<PathBuf> {
+        Self::file_with(&source::variables(PREFIX))
+    }
+
+    fn file_with(variables: &[(OsString, OsString)]) -> Option<PathBuf> {
+        match variables.iter().find(|(name, _)| name == VARIABLE) {
+            Some((_, path)) if path.is_empty() => None,
+            Some((_, path)) => Some(path.into()),
+            None => Some(Self::PATH.into()),
+        }
+    }
+
     fn load_with(variables: &[(OsString, OsString)]) -> Result<Config, Error> {
         let mut config = Config::default();
-        let named = variables.iter().find(|(name, _)| name == VARIABLE);
-        match named {
-            Some((_, path)) if path.is_empty() => {}
-            Some((_, path)) => config.read_file(path)?,
-            None if Path::new(Self::PATH).exists() => config.read_file(Self::PATH)?,
-            None => {}
+        if let Some(path) = Self::file_with(variables) {
+            // The usual one need not be there.
+            if path != Path::new(Self::PATH) || path.exists() {
+                config.read_file(path)?;
+            }
         }
         config.read_variables(variables)?;
         config.check()?;

@@ -100,7 +100,11 @@ impl Loaded {
                 Err(error) if error.reason != Reason::Cancelled => {
                     return Err(error.clone().into());
                 }
-                Ok(outcome) if outcome.bytes < request.run.len && !self.stopped => {
+                Ok(outcome)
+                    if outcome.bytes < request.run.len
+                        && outcome.reason != Reason::Cancelled
+                        && !self.stopped =>
+                {
                     // Without an error, the reason says why it did not go direct.
                     let (why, fix) = match outcome.error {
                         Some(errno) if outcome.reason == Reason::None => {

@@ -44,7 +44,8 @@ impl Crew {
         *asleep = false;
     }
 
-    fn is_empty(&self) -> bool {
+    /// Whether all who have entered have left.
+    pub(crate) fn is_empty(&self) -> bool {
         self.members.load(Acquire) == 0
     }
 }

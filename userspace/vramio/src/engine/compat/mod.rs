@@ -22,6 +22,7 @@ pub(crate) use cache::cachestat;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::Arc;
+use std::thread;
 
 use nix::errno::Errno;
 use vramio_abi::Reason;
@@ -43,10 +44,10 @@ const LEAST_PIECE: u64 = 256 << 10;
 /// Of a request that is in the page cache as a whole each thread has this many pieces, so
 /// that the copy engine begins early, and is not busy for long after the last was read.
 const CACHED_PIECES: u64 = 2;
-/// They are at least and at most this long, bytes: each is a call of the driver.
+/// They are at least and at most this long, bytes.
 const CACHED_PIECE: (u64, u64) = (128 << 10, 512 << 10);
-/// Longer requests, bytes, are not asked about as a whole: that takes time, too.
-const CACHED_MOST: u64 = 32 << 20;
+/// One piece is all of the request.
+const ONE_PIECE: u64 = 1 << 62;
 
 /// The engine.
 #[derive(Debug)]
@@ -60,6 +61,8 @@ pub(crate) struct Compat {
     slot: u64,
     /// Requests that are under way.
     under_way: AtomicUsize,
+    /// From so many on, who waits leaves the others the cores.
+    crowd: usize,
 }
 
 /// A request that is under way.
@@ -96,6 +99,7 @@ impl Compat {
             slab: config.slab_bytes as u64,
             slot: (config.slab_bytes / SLOTS) as u64,
             under_way: AtomicUsize::new(0),
+            crowd: thread::available_parallelism().map_or(1, usize::from) / 2,
         }
     }
 
@@ -184,13 +188,20 @@ impl Compat {
         (threads.min(pieces), piece)
     }
 
-    /// How long pieces are where all is in the page cache.
-    fn cached_piece(&self, len: u64, threads: usize) -> u64 {
-        let fair = (len / (threads as u64 * CACHED_PIECES))
-            .max(1)
-            .next_power_of_two();
+    /// How long the pieces of a read are that one staging buffer holds, where all is in the
+    /// page cache; `None`: it gains nothing by that. A thread beside others reads all of it
+    /// at once: each call of the driver keeps others waiting.
+    fn whole(&self, len: u64, threads: usize, others: usize) -> Option<u64> {
+        if len > self.slab {
+            return None;
+        }
+        if threads == 1 {
+            return (others > 0 && len > self.slot).then_some(ONE_PIECE);
+        }
+        let fair = len / (threads as u64 * CACHED_PIECES);
         let (least, most) = CACHED_PIECE;
-        fair.clamp(least, most).min(self.slot)
+        let piece = fair.max(1).next_power_of_two().clamp(least, most);
+        Some(piece.min(self.slot))
     }
 }
 
@@ -225,13 +236,10 @@ impl Engine for Compat {
             Some(self.take(job)?)
         };
         let mut how = How::Free;
-        let small = self.cached_piece(job.request.len, threads);
-        if lease.is_some() && (small + 1..=CACHED_MOST).contains(&job.request.len) && is_cached(job)
-        {
-            piece = small;
-            if job.request.len <= self.slab {
-                how = How::Whole;
-            }
+        let whole = self.whole(job.request.len, threads, under_way.others);
+        if let Some(whole) = whole.filter(|_| lease.is_some() && is_cached(job)) {
+            piece = whole;
+            how = How::Whole;
         } else if job.request.len > piece {
             how = self.how(job, lease.as_mut())?;
             // A drive that has several requests of one thread is not faster with more.
@@ -241,7 +249,13 @@ impl Engine for Compat {
                 threads = 1;
             }
         }
-        let run = Run::new(job.clone(), self.pool.clone(), piece, how);
+        let run = Run::new(
+            job.clone(),
+            self.pool.clone(),
+            piece,
+            how,
+            under_way.others >= self.crowd,
+        );
         if threads == 1 && how != How::Whole {
             let result = run.alone(lease);
             self.account(job, &run);

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::gpu::cuda::{Entered, Fault, SLOTS};
 use crate::memory::Kind;
 use crate::outcome::{Direction, Outcome};
-use crate::sync::Crew;
+use crate::sync::{awake, Crew};
 use crate::workers::{Task, Workers};
 
 /// How long the caller's thread waits awake for workers: about as long as the last of them
@@ -40,6 +40,8 @@ pub(super) struct Run {
     /// Workers that are at it.
     crew: Crew,
     how: How,
+    /// So many others are under way that who waits for copies leaves them the cores.
+    crowded: bool,
     /// Where all of it lies, if it is [`How::Whole`].
     place: OnceLock<Place>,
     /// io_uring was wanted, and could not be had.
@@ -115,7 +117,7 @@ pub(super) enum How {
 }
 
 impl Run {
-    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, how: How) -> Self {
+    pub(super) fn new(job: Job, pool: Arc<Pool>, piece: u64, how: How, crowded: bool) -> Self {
         let end = AtomicU64::new(job.request.len);
         Run {
             job,
@@ -126,6 +128,7 @@ impl Run {
             state: Mutex::new(State::default()),
             crew: Crew::default(),
             how,
+            crowded,
             place: OnceLock::new(),
             no_ring: AtomicBool::new(false),
             no_second_fd: AtomicBool::new(false),
@@ -172,10 +175,26 @@ impl Run {
             return Err(error(&self.job, Errno::ENOMEM));
         };
         let place = self.place.get_or_init(|| place);
-        let posted = (workers > 0).then(|| Posted::post(&self, workers));
-        whole::pieces(&self, place);
-        drop(posted);
-        // All copies are queued. The staging buffer is for other things when they are done.
+        let mut posted = (workers > 0).then(|| Posted::post(&self, workers));
+        while let Some(piece) = self.claim() {
+            whole::part(&self, place, piece);
+            hand.send(place);
+        }
+        if let Some(posted) = &mut posted {
+            posted.withdraw();
+        }
+        loop {
+            let over = self.crew.is_empty();
+            hand.send(place);
+            if over {
+                break;
+            }
+            let something = || place.has_parts() || self.crew.is_empty();
+            if !awake(AWAKE, something) {
+                self.crew.wait(Duration::ZERO);
+            }
+        }
+        // The staging buffer is for other things when all copies are done.
         if hand.settle_whole() {
             read::pieces(&mut hand);
         }
@@ -328,7 +347,7 @@ impl Task for Run {
     fn run(self: Arc<Self>) {
         let _member = self.crew.member();
         if let Some(place) = self.place.get() {
-            whole::join(&self, place);
+            whole::pieces(&self, place);
             return;
         }
         // Without a staging buffer the others do it.
@@ -341,20 +360,30 @@ impl Task for Run {
 /// Workers are asked to help. When it is dropped, none is at it any more.
 struct Posted<'r> {
     run: &'r Run,
-    task: Arc<dyn Task>,
+    task: Option<Arc<dyn Task>>,
 }
 
 impl<'r> Posted<'r> {
     fn post(run: &'r Arc<Run>, workers: usize) -> Self {
         let task: Arc<dyn Task> = run.clone();
         Workers::of_process().post(&task, workers);
-        Posted { run, task }
+        Posted {
+            run,
+            task: Some(task),
+        }
+    }
+
+    /// Nobody comes any more.
+    fn withdraw(&mut self) {
+        if let Some(task) = self.task.take() {
+            Workers::of_process().withdraw(&task);
+        }
     }
 }
 
 impl Drop for Posted<'_> {
     fn drop(&mut self) {
-        Workers::of_process().withdraw(&self.task);
+        self.withdraw();
         self.run.crew.wait(AWAKE);
     }
 }
@@ -380,7 +409,8 @@ pub(super) struct Hand<'r> {
     next: usize,
     /// The slot of the last copy.
     last: Option<usize>,
-    /// Little enough for one slot: then copies need no marks, and are waited for awake.
+    /// Little enough for one slot, or all in one staging buffer: then copies need no marks,
+    /// and are waited for awake.
     small: bool,
     // Dropped last: the context stays current until then.
     _entered: Option<Entered>,
@@ -409,7 +439,7 @@ impl<'r> Hand<'r> {
             held: [None; SLOTS],
             next: 0,
             last: None,
-            small: run.job.request.len <= run.piece,
+            small: run.job.request.len <= run.piece || run.how == How::Whole,
             _entered: entered,
         })
     }
@@ -530,17 +560,42 @@ impl<'r> Hand<'r> {
 
     /// The staging buffer, as the place of all parts; `None`, if there is none.
     fn place(&mut self) -> Option<Place> {
-        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
-            return None;
-        };
         let slab = self.lease.as_mut().and_then(Lease::slab)?;
-        let port = slab.lane(memory.ctx()).ok()?.port();
-        Some(Place::new(slab.at(0), port))
+        Some(Place::new(slab.at(0)))
     }
 
-    /// Waits for all copies that were queued, whoever did it. Says whether they are done.
+    /// Lets the copy engine have the parts that were read.
+    fn send(&mut self, place: &Place) {
+        for part in place.take_parts() {
+            let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+                return;
+            };
+            let to = memory.address() + self.run.job.request.buffer_offset + part.at;
+            let (from, len) = (place.at(part.at), part.len as usize);
+            // Which copies are done is known when all are.
+            self.open[0] = Some(0);
+            // SAFETY: The slab is pinned and holds the whole request; nobody uses this part
+            // of it any more before `settle_whole`.
+            if !self.copied(part.at, |lane| unsafe { lane.copy_in(to, from, len) }) {
+                return;
+            }
+            self.note(part.at, part.len, Path::CompatCache);
+        }
+    }
+
+    /// Waits for all copies that [`send`](Self::send) began. Says whether they are done.
     fn settle_whole(&mut self) -> bool {
-        self.copied(0, |lane| lane.mark(0).and_then(|()| lane.wait_awake(0)))
+        let Some(at) = self.open[0].take() else {
+            return true;
+        };
+        let crowded = self.run.crowded;
+        self.copied(at, |lane| {
+            if crowded {
+                lane.mark(0).and_then(|()| lane.wait(0))
+            } else {
+                lane.finish()
+            }
+        })
     }
 
     /// Runs something on the lane; a failure ends the request at `at`, or where an
@@ -654,11 +709,9 @@ impl<'r> Hand<'r> {
             let last = self
                 .last
                 .filter(|slot| self.open[*slot].is_some() && !self.small);
-            let role = self.role;
-            self.copied(at, |lane| match (last, role) {
-                (Some(last), Role::Caller) => lane.wait_awake(last),
-                (Some(last), Role::Worker) => lane.wait(last),
-                (None, _) => lane.finish(),
+            self.copied(at, |lane| match last {
+                Some(last) => lane.wait(last),
+                None => lane.finish(),
             });
         }
         self.run.add(std::mem::take(&mut self.moved));

@@ -2,17 +2,18 @@
 
 //! From the page cache into GPU memory, where one staging buffer holds the whole request.
 //!
-//! Each part has its own place in it, so workers need no staging buffer, nobody waits for
-//! a slot to become empty, and one wait, of the caller's thread, is for all copies.
+//! Each part has its own place in it, so workers need no staging buffer, and nobody waits
+//! for a slot to become empty. They read, and the caller's thread alone calls the driver:
+//! that lets threads wait for each other, asleep.
 
-use vramio_abi::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::cache::{residency, Residency};
 use super::error;
 use super::read::{nowait, read_into, Wait};
-use super::run::{Moved, Moves, Piece, Run};
+use super::run::{Piece, Run};
 use crate::engine::Job;
-use crate::gpu::cuda::Port;
 use crate::memory::Kind;
 use crate::outcome::Direction;
 
@@ -20,7 +21,10 @@ use crate::outcome::Direction;
 #[derive(Debug)]
 pub(super) struct Place {
     start: *mut u8,
-    port: Port,
+    /// What was read, and is to be copied.
+    parts: Mutex<Vec<Piece>>,
+    /// Whether there is something, for who looks without the lock.
+    any: AtomicBool,
 }
 
 // SAFETY: Threads use the parts that they have claimed, which do not overlap; the caller's
@@ -30,9 +34,53 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
-    /// The start of a staging buffer that holds the whole request, and its lane.
-    pub(super) fn new(start: *mut u8, port: Port) -> Self {
-        Place { start, port }
+    /// The start of a staging buffer that holds the whole request.
+    pub(super) fn new(start: *mut u8) -> Self {
+        Place {
+            start,
+            parts: Mutex::default(),
+            any: AtomicBool::new(false),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Piece>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the byte `at` of the request lies.
+    pub(super) fn at(&self, at: u64) -> *mut u8 {
+        self.start.wrapping_add(at as usize)
+    }
+
+    pub(super) fn has_parts(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    fn add(&self, part: Piece) {
+        let mut parts = self.lock();
+        parts.push(part);
+        self.any.store(true, Relaxed);
+    }
+
+    /// What was read since the last time, put together where it lies together.
+    pub(super) fn take_parts(&self) -> Vec<Piece> {
+        if !self.has_parts() {
+            return Vec::new();
+        }
+        let mut parts = {
+            let mut parts = self.lock();
+            self.any.store(false, Relaxed);
+            std::mem::take(&mut *parts)
+        };
+        parts.sort_unstable_by_key(|part| part.at);
+        parts.dedup_by(|next, part| {
+            let together = part.at + part.len == next.at;
+            if together {
+                part.len += next.len;
+            }
+            together
+        });
+        parts
     }
 }
 
@@ -50,70 +98,39 @@ pub(super) fn is_cached(job: &Job) -> bool {
             == Residency::Cached(request.len)
 }
 
-/// A worker takes parts, until none is left.
-pub(super) fn join(run: &Run, place: &Place) {
-    if let Kind::Cuda(memory) = &run.job.memory.kind {
-        // Without it the others do it.
-        let Ok(_entered) = memory.ctx().enter() else {
-            return;
-        };
-        pieces(run, place);
-    }
-}
-
-/// Takes parts until none is left. The context of the GPU memory is current.
+/// A worker reads parts, until none is left.
 pub(super) fn pieces(run: &Run, place: &Place) {
-    let mut moved = Moves::default();
     while let Some(piece) = run.claim() {
-        let bytes = part(run, place, piece);
-        if bytes > 0 {
-            moved.add(Moved {
-                at: piece.at,
-                len: bytes,
-                path: Path::CompatCache,
-            });
-        }
+        part(run, place, piece);
     }
-    run.add(moved);
 }
 
-/// Reads a part and queues its copy: how many bytes. What is missing is left to the caller's
-/// thread, or has failed.
-fn part(run: &Run, place: &Place, piece: Piece) -> u64 {
-    let (request, target) = (&run.job.request, &*run.job.target);
-    let (Kind::Cuda(memory), Ok(cached)) = (&run.job.memory.kind, target.cached()) else {
-        run.leave(piece);
-        return 0;
+/// Reads a part. What is missing is left to the caller's thread, or has failed.
+pub(super) fn part(run: &Run, place: &Place, piece: Piece) {
+    let target = &*run.job.target;
+    let Ok(cached) = target.cached() else {
+        return run.leave(piece);
     };
     let wait = match target.direct() {
         Some(_) => nowait(target),
         None => Wait::Yes,
     };
-    let from = place.start.wrapping_add(piece.at as usize);
-    let offset = request.file_offset + piece.at;
-    let bytes = match read_into(target, cached, from, piece.len as usize, offset, wait) {
-        Ok(bytes) => bytes,
-        Err(errno) => {
-            run.fail(piece.at, error(&run.job, errno));
-            return 0;
-        }
+    let offset = run.job.request.file_offset + piece.at;
+    let len = piece.len as usize;
+    let bytes = match read_into(target, cached, place.at(piece.at), len, offset, wait) {
+        Ok(bytes) => bytes as u64,
+        Err(errno) => return run.fail(piece.at, error(&run.job, errno)),
     };
     if bytes > 0 {
-        let to = memory.address() + request.buffer_offset + piece.at;
-        // SAFETY: The staging buffer is pinned and holds the whole request; nobody else
-        // uses this part of it; the caller's thread keeps it, and its lane, until the copy
-        // is done.
-        if let Err(fault) = unsafe { place.port.copy_in(to, from, bytes) } {
-            run.fail(piece.at, run.fault(fault));
-            return 0;
-        }
+        place.add(Piece {
+            len: bytes,
+            ..piece
+        });
     }
-    let bytes = bytes as u64;
     if bytes < piece.len {
         run.leave(Piece {
             at: piece.at + bytes,
             len: piece.len - bytes,
         });
     }
-    bytes
 }

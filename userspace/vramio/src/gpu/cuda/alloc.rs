@@ -48,7 +48,7 @@ impl CudaAlloc {
     /// # Errors
     ///
     /// [`Reason::OutOfRange`], [`Reason::CudaError`].
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         let to = self.place(offset, data.len(), Operation::Write)?;
         self.ctx
             .enter()

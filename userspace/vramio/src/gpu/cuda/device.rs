@@ -80,13 +80,30 @@ impl CudaGpu {
                 .into_error(Operation::Alloc, format!("CUDA device {}", self.number))
                 .with_len(size)
         };
-        let (primary, ctx) = Primary::retain(self.primary.device).map_err(fault)?;
-        let _entered = ctx.enter().map_err(fault)?;
         let mut address = 0;
         let len = usize::try_from(size).unwrap_or(usize::MAX);
-        // SAFETY: The pointer is valid during the call.
-        unsafe { call!(cuMemAlloc_v2(&mut address, len)) }.map_err(fault)?;
+        let (primary, ctx) = self
+            .with_primary(|ctx| {
+                // SAFETY: The pointer is valid during the call.
+                unsafe { call!(cuMemAlloc_v2(&mut address, len)) }.map(|()| ctx)
+            })
+            .map_err(fault)?;
         Ok(CudaAlloc::new(address, size, ctx, primary))
+    }
+
+    /// The driver's number for it.
+    pub(super) fn device(&self) -> CUdevice {
+        self.primary.device
+    }
+
+    /// Holds the primary context for what `make` makes in it.
+    pub(super) fn with_primary<T>(
+        &self,
+        make: impl FnOnce(Ctx) -> Result<T, Fault>,
+    ) -> Result<(Primary, T), Fault> {
+        let (primary, ctx) = Primary::retain(self.primary.device)?;
+        let _entered = ctx.enter()?;
+        Ok((primary, make(ctx)?))
     }
 
     /// Waits until the device has done everything that was asked of it.

@@ -3,17 +3,11 @@
 //! Copies.
 
 use std::ffi::c_void;
-use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUstream};
 
 use super::context::{Ctx, Primary};
 use super::driver::{call, Fault};
-use crate::sync::awake;
-
-/// How long the end of copies is waited for awake. The bus needs a third of that for what
-/// one staging buffer holds, if nobody else uses it.
-const AWAKE: Duration = Duration::from_micros(300);
 
 /// How many ring slots a [`Lane`] has.
 pub(crate) const SLOTS: usize = 4;
@@ -32,42 +26,6 @@ pub(crate) struct Lane {
 // SAFETY: Streams and events may be used from any thread; a lane is used by one at a
 // time, since its methods take it mutably.
 unsafe impl Send for Lane {}
-
-/// The way into a lane for several threads at the same time.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Port {
-    stream: CUstream,
-}
-
-// SAFETY: The driver puts what several threads queue on a stream one behind the other.
-unsafe impl Send for Port {}
-// SAFETY: As above.
-unsafe impl Sync for Port {}
-
-impl Port {
-    /// Copies into device memory. The lane's context is current.
-    ///
-    /// # Safety
-    ///
-    /// The lane is there until the copy is done; `from` is pinned memory of `len` bytes,
-    /// which nothing changes before that.
-    pub(crate) unsafe fn copy_in(
-        self,
-        to: CUdeviceptr,
-        from: *const u8,
-        len: usize,
-    ) -> Result<(), Fault> {
-        // SAFETY: As the caller promises; the device address is checked by the driver.
-        unsafe {
-            call!(cuMemcpyHtoDAsync_v2(
-                to,
-                from.cast::<c_void>(),
-                len,
-                self.stream
-            ))
-        }
-    }
-}
 
 impl Lane {
     /// Makes a stream and its marks. The context must be current.
@@ -94,13 +52,6 @@ impl Lane {
         self.ctx == ctx
     }
 
-    /// For other threads besides.
-    pub(crate) fn port(&self) -> Port {
-        Port {
-            stream: self.stream,
-        }
-    }
-
     /// Whether its context is there as long as it is.
     pub(crate) fn is_held(&self) -> bool {
         self.hold.is_some()
@@ -118,8 +69,15 @@ impl Lane {
         from: *const u8,
         len: usize,
     ) -> Result<(), Fault> {
-        // SAFETY: As the caller promises.
-        unsafe { self.port().copy_in(to, from, len) }
+        // SAFETY: As the caller promises; the device address is checked by the driver.
+        unsafe {
+            call!(cuMemcpyHtoDAsync_v2(
+                to,
+                from.cast::<c_void>(),
+                len,
+                self.stream
+            ))
+        }
     }
 
     /// Copies out of device memory.
@@ -175,22 +133,6 @@ impl Lane {
     pub(crate) fn wait(&mut self, slot: usize) -> Result<(), Fault> {
         // SAFETY: The event is ours.
         unsafe { call!(cuEventSynchronize(self.marks[slot])) }
-    }
-
-    /// As [`wait`](Self::wait), at first awake.
-    pub(crate) fn wait_awake(&mut self, slot: usize) -> Result<(), Fault> {
-        let mark = self.marks[slot];
-        let mut result = Ok(());
-        let over = awake(AWAKE, || {
-            // SAFETY: The event is ours.
-            result = unsafe { call!(cuEventQuery(mark)) };
-            !result.is_err_and(|fault| fault.code == sys::CUresult::CUDA_ERROR_NOT_READY)
-        });
-        if over {
-            result
-        } else {
-            self.wait(slot)
-        }
     }
 
     /// Waits, in the manner of the context, until everything is done.

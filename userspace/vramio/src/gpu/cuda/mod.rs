@@ -11,20 +11,26 @@ mod context;
 mod device;
 mod driver;
 mod export;
+mod host;
 mod lane;
 mod order;
 mod pinned;
 mod pointer;
+mod queue;
 mod stream;
+mod virtual_alloc;
 
 pub use alloc::CudaAlloc;
 pub use device::CudaGpu;
 pub use driver::driver_version;
+pub use host::CudaHostAlloc;
+pub use queue::CudaStream;
+pub use virtual_alloc::CudaVirtual;
 
 pub(crate) use context::{Ctx, Entered};
 pub(crate) use device::pci;
 pub(crate) use driver::{driver, Fault};
-pub(crate) use lane::{Lane, Port, SLOTS};
+pub(crate) use lane::{Lane, SLOTS};
 pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
 pub(crate) use stream::wait_for;

@@ -157,4 +157,22 @@ impl CudaMemory {
     pub(crate) fn device(&self) -> i32 {
         self.device
     }
+
+    /// Copies host memory into it, from byte `at` on, which is inside with all that follows,
+    /// and waits.
+    pub(crate) fn upload(&self, at: u64, data: &[u8]) -> Result<(), Fault> {
+        let _entered = self.ctx.enter()?;
+        let (to, from) = (self.address + at, data.as_ptr().cast::<c_void>());
+        // SAFETY: The slice lives during the call; the driver refuses an address that is
+        // none of its own.
+        unsafe { call!(cuMemcpyHtoD_v2(to, from, data.len())) }
+    }
+
+    /// Copies it into host memory, from byte `at` on, and waits.
+    pub(crate) fn download(&self, at: u64, data: &mut [u8]) -> Result<(), Fault> {
+        let _entered = self.ctx.enter()?;
+        let (to, from) = (data.as_mut_ptr().cast::<c_void>(), self.address + at);
+        // SAFETY: As in `upload`.
+        unsafe { call!(cuMemcpyDtoH_v2(to, from, data.len())) }
+    }
 }
