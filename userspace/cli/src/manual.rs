@@ -15,16 +15,20 @@ use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::gds_stats::GdsStatsArgs;
 use crate::gdscheck::GdscheckArgs;
+use crate::gdsio::args::GdsioArgs;
+use crate::gdsio::verify::VerifyArgs;
 use crate::output;
 
 /// A program's name and its command line.
 type Program = (&'static str, fn() -> Command);
 
 /// The programs that this one is.
-const PROGRAMS: [Program; 3] = [
+const PROGRAMS: [Program; 5] = [
     ("vramio", Args::command),
     ("gdscheck", GdscheckArgs::command),
     ("gds_stats", GdsStatsArgs::command),
+    ("gdsio", GdsioArgs::command),
+    ("gdsio_verify", VerifyArgs::command),
 ];
 
 /// One of their names.
