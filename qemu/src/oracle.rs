@@ -45,7 +45,7 @@ impl Backing {
     /// # Errors
     ///
     /// When the file system does not say.
-    pub fn len(&self) -> Result<u64> {
+    pub fn size(&self) -> Result<u64> {
         let meta = self.file.metadata();
         Ok(meta
             .with_context(|| format!("ask for the size of {}", self.path.display()))?

@@ -15,8 +15,7 @@ use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::gds_stats::GdsStatsArgs;
 use crate::gdscheck::GdscheckArgs;
-use crate::gdsio::args::GdsioArgs;
-use crate::gdsio::verify::VerifyArgs;
+use crate::gdsio::{self, args::GdsioArgs};
 use crate::output;
 
 /// A program's name and its command line.
@@ -26,9 +25,9 @@ type Program = (&'static str, fn() -> Command);
 const PROGRAMS: [Program; 5] = [
     ("vramio", Args::command),
     ("gdscheck", GdscheckArgs::command),
-    ("gds_stats", GdsStatsArgs::command),
     ("gdsio", GdsioArgs::command),
-    ("gdsio_verify", VerifyArgs::command),
+    ("gdsio_verify", gdsio::verify::Args::command),
+    ("gds_stats", GdsStatsArgs::command),
 ];
 
 /// One of their names.

@@ -267,3 +267,34 @@ fn a_programs_own_search_path_does_not_win() {
     assert!(run.output.status.success(), "{}", run.stderr());
     assert_eq!(run.stdout(), "1180 1180\n", "{}", run.stderr());
 }
+
+/// As the README has it: what `make lib` puts side by side needs no option.
+#[test]
+fn the_library_beside_the_command_is_taken() {
+    let directory = directory();
+    let lib = directory.path().join("build/lib");
+    fs::create_dir_all(&lib).expect("a directory");
+    for (from, name) in [
+        (PathBuf::from(env!("CARGO_BIN_EXE_vramio")), "vramio"),
+        (library(), "libcufile.so"),
+    ] {
+        fs::copy(from, lib.join(name)).expect("a copy");
+    }
+    let output = Command::new("build/lib/vramio")
+        .args(["run", "--", "python3", "client.py", "end"])
+        .args(["libcufile.so.0", "data"])
+        .current_dir(directory.path())
+        .env_remove("KVIKIO_COMPAT_MODE")
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(output.stdout.starts_with(b"9000 True"), "{said}");
+    let preload = format!(
+        "vramio: set LD_PRELOAD={}",
+        lib.join("libcufile.so").display()
+    );
+    for part in [&preload, "read 9000 bytes in 1 requests (0 failed)"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}

@@ -413,6 +413,7 @@ fn configuration(context: &mut Context<'_>) -> Result<()> {
             "",
         ),
     ];
+    let mut module: Option<u64> = None;
     for (variables, reason) in cases {
         let mark = context.vm.mark()?;
         context.session.drop_caches()?;
@@ -455,6 +456,15 @@ fn configuration(context: &mut Context<'_>) -> Result<()> {
             counted.as_u64().unwrap_or(0) == if direct { 0 } else { 16 },
             "{last}"
         );
+        // Beside them stands what the module counts: nothing of what it did not move.
+        let counted = &all["module"]["gpus"][address];
+        let bytes = counted["bytes"][0].as_u64().context("no module")?;
+        ensure!(
+            module.is_none_or(|before| bytes == before + into_bar),
+            "{bytes} after {module:?}: {}",
+            all["module"]
+        );
+        module = Some(bytes);
     }
     // Strict is what the tool is if nobody says otherwise.
     let argv = [

@@ -35,7 +35,7 @@ const MOST: usize = 128;
     after_long_help = "Exit status: 0 if all bytes are right, 1 if not, or after an error, 64 for \
         bad usage."
 )]
-pub struct VerifyArgs {
+pub struct Args {
     /// File
     #[arg(short = 'f', value_name = "FILE")]
     file: PathBuf,
@@ -80,7 +80,7 @@ pub struct VerifyArgs {
 
 /// Runs the command.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    let args = VerifyArgs::try_parse_from(args).unwrap_or_else(|error| crate::args::exit(&error));
+    let args = Args::try_parse_from(args).unwrap_or_else(|error| crate::args::exit(&error));
     match run(&args) {
         Ok(tally) => {
             explain(&tally);
@@ -93,7 +93,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-fn run(args: &VerifyArgs) -> Result<Tally, Failure> {
+fn run(args: &Args) -> Result<Tally, Failure> {
     let region = super::files::region(&args.file, args.offset, args.size, false)?;
     let size = region.end - region.start;
     let all = size.checked_mul(args.count);
@@ -140,14 +140,14 @@ fn run(args: &VerifyArgs) -> Result<Tally, Failure> {
 }
 
 /// With `O_DIRECT`, as NVIDIA's opens it, where the file system has that.
-fn direct(args: &VerifyArgs) -> std::io::Result<File> {
+fn direct(args: &Args) -> std::io::Result<File> {
     OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_DIRECT)
         .open(&args.file)
 }
 
-fn too_much(args: &VerifyArgs) -> Failure {
+fn too_much(args: &Args) -> Failure {
     Failure::plain(
         "read",
         args.file.display().to_string(),
@@ -157,7 +157,7 @@ fn too_much(args: &VerifyArgs) -> Failure {
 }
 
 fn requests(
-    args: &VerifyArgs,
+    args: &Args,
     file: &vramio::File,
     buffer: &GpuBuffer,
     at: u64,
@@ -182,11 +182,7 @@ fn requests(
     requests
 }
 
-fn move_all(
-    args: &VerifyArgs,
-    requests: Vec<Submission>,
-    tally: &mut Tally,
-) -> Result<(), Failure> {
+fn move_all(args: &Args, requests: Vec<Submission>, tally: &mut Tally) -> Result<(), Failure> {
     let mut take = |outcome: Outcome, len: u64| {
         tally.add(&outcome);
         if outcome.bytes == len {
@@ -249,7 +245,7 @@ fn fill(buffer: &GpuBuffer, offset: u64, size: u64) -> Result<(), Failure> {
 }
 
 fn compare(
-    args: &VerifyArgs,
+    args: &Args,
     plain: &File,
     buffer: &GpuBuffer,
     from: u64,
