@@ -11,7 +11,7 @@ READY = PATH=$$(qemu/bootstrap.sh) && export PATH
 VM = $(READY) && cargo run --quiet --package vramio-qemu --bin vramio-vm --
 VM_TESTS = $(READY) && cargo run --quiet --package vramio-vm-tests --
 
-LANES = abi host guest smoke-72 618
+LANES = abi host smoke-72 618
 KERNELS = 7.3 7.2
 SCRIPTS = .ci/run $(shell find . -name '*.sh' -not -path './build/*' -not -path './target/*')
 KERNEL_RUST = $(shell find rust -name '*.rs' -not -name '*_generated.rs')
@@ -32,10 +32,18 @@ help: ## Show this.
 demo: ## Move a file between NVMe and GPU memory in a VM, and prove it.
 	@$(VM) demo
 
+# The largest lane's VM keeps one core busy; the other lanes have the rest meanwhile.
 test: ## Run the tests of all lanes.
-	@failed=; for lane in $(LANES); do \
+	@mkdir -p build; $(READY); \
+	for lane in $(LANES); do \
 		echo "=== lane $$lane"; \
-		$(MAKE) test-$$lane || failed="$$failed $$lane"; \
+		$(MAKE) test-$$lane && echo "=== lane $$lane: ok"; \
+	done >build/lanes.log 2>&1 & \
+	failed=; echo '=== lane guest (meanwhile, in build/lanes.log: $(LANES))'; \
+	$(MAKE) test-guest || failed=' guest'; \
+	wait; cat build/lanes.log; \
+	for lane in $(LANES); do \
+		grep -qx "=== lane $$lane: ok" build/lanes.log || failed="$$failed $$lane"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "test: FAILED:$$failed"; exit 1; fi; \
 	echo 'test: PASS'
