@@ -125,7 +125,7 @@ lib: ## Build libcufile.so and the command-line tool into build/lib, with manual
 	done && ls -d build/lib/*
 
 # What the command is by another name.
-TOOLS = gdscheck
+TOOLS = gdscheck gdsio gdsio_verify gds_stats
 PREFIX = /usr
 SHARE = $(DESTDIR)$(PREFIX)/share
 

@@ -15,15 +15,18 @@ use crate::args::{Args, CompletionsArgs, ManArgs};
 use crate::failure::Failure;
 use crate::gds_stats::GdsStatsArgs;
 use crate::gdscheck::GdscheckArgs;
+use crate::gdsio::{self, args::GdsioArgs};
 use crate::output;
 
 /// A program's name and its command line.
 type Program = (&'static str, fn() -> Command);
 
 /// The programs that this one is.
-const PROGRAMS: [Program; 3] = [
+const PROGRAMS: [Program; 5] = [
     ("vramio", Args::command),
     ("gdscheck", GdscheckArgs::command),
+    ("gdsio", GdsioArgs::command),
+    ("gdsio_verify", gdsio::verify::Args::command),
     ("gds_stats", GdsStatsArgs::command),
 ];
 

@@ -42,14 +42,19 @@ impl Run {
 
     /// A failure of one line, which says what is wrong and what to do.
     fn fails(&self, status: i32, part: &str) {
+        assert_eq!(self.fault(status, part), None);
+    }
+
+    /// What is not so about it.
+    fn fault(&self, status: i32, part: &str) -> Option<String> {
         let line = self.stderr.trim_end();
-        assert_eq!(self.status, status, "{line}");
-        assert_eq!(line.lines().count(), 1, "{line}");
-        assert!(line.contains(part), "no {part:?} in {line}");
-        assert!(line.contains("; fix: "), "no fix in {line}");
-        for bad in ["panicked", "backtrace", "RUST_"] {
-            assert!(!line.contains(bad), "{line}");
-        }
+        let words = ["panicked", "backtrace", "RUST_"];
+        let good = self.status == status
+            && line.lines().count() == 1
+            && line.contains(part)
+            && line.contains("; fix: ")
+            && !words.iter().any(|word| line.contains(word));
+        (!good).then(|| format!("{} instead of {status} with {part:?}: {line}", self.status))
     }
 }
 
@@ -606,7 +611,9 @@ fn bad_input_is_one_line() {
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("they are ours");
     let program = dir.path().join("vramio");
     fs::copy(env!("CARGO_BIN_EXE_vramio"), &program).expect("a copy");
-    std::os::unix::fs::symlink(&program, dir.path().join("gdscheck")).expect("a link");
+    for tool in ["gdscheck", "gdsio", "gdsio_verify", "gds_stats"] {
+        std::os::unix::fs::symlink(&program, dir.path().join(tool)).expect("a link");
+    }
     let file = |name: &str, text: &str, mode: u32| {
         let path = dir.path().join(name);
         fs::write(&path, text).expect("it can be written");
@@ -635,6 +642,11 @@ fn bad_input_is_one_line() {
         Run::of(&mut command)
     };
     let nothing = ("LANG", "C");
+    let mut faults = Vec::new();
+    let mut expect = |name: &str, args: &[&str], variable, status, part: &str| {
+        let fault = run(name, args, variable).fault(status, part);
+        faults.extend(fault.map(|fault| format!("{name} {args:?} {variable:?}: {fault}\n")));
+    };
 
     let usage: &[(&[&str], &str)] = &[
         (&["cp", good, "gpu:0", "--size", "1Q"], "'1Q'"),
@@ -674,29 +686,66 @@ fn bad_input_is_one_line() {
         (&["completions", "csh"], "bash"),
         (&["completions", "bash", "ls"], "'ls'"),
         (&["man"], "<DIRECTORY>"),
+        (&["prove"], "<FILE>"),
+        (&["prove", good, "--size", "1Q"], "'1Q'"),
+        (&["prove", good, "--gpu", "-1"], "'-1'"),
+        (&["bench"], "<FILE>"),
+        (&["bench", good, "--bs", "1Q"], "'1Q'"),
+        (&["bench", good, "--size", "-1"], "'-1'"),
+        (&["bench", good, "--threads", "0"], "'0'"),
+        (&["bench", good, "--threads", "-1"], "'-1'"),
+        (&["bench", good, "--runtime", "-1s"], "'-1"),
+        (&["bench", good, "--rw", "erase"], "'erase'"),
+        (&["tune"], "<FILE>"),
+        (&["tune", good, "--runtime", "soon"], "'soon'"),
+        (&["tune", good, "--rounds", "-1"], "-1"),
         (&["chek"], "'chek'"),
     ];
     for (args, part) in usage {
-        run("vramio", args, nothing).fails(64, part);
+        expect("vramio", args, nothing, 64, part);
     }
     let commands = [
         "cp",
         "load",
         "check",
         "explain",
+        "prove",
         "info",
         "config",
         "stats",
+        "bench",
+        "tune",
         "run",
         "completions",
         "man",
     ];
     for command in commands {
-        run("vramio", &[command, "--frobnicate"], nothing).fails(64, "'--frobnicate'");
+        expect(
+            "vramio",
+            &[command, "--frobnicate"],
+            nothing,
+            64,
+            "'--frobnicate'",
+        );
     }
-    run("vramio", &["--frobnicate"], nothing).fails(64, "'--frobnicate'");
-    run("gdscheck", &["-Q"], nothing).fails(64, "'-Q'");
-    run("gdscheck", &["-f"], nothing).fails(64, "<FILE>");
+    expect("vramio", &["--frobnicate"], nothing, 64, "'--frobnicate'");
+    expect("gdscheck", &["-Q"], nothing, 64, "'-Q'");
+    let tools: &[(&str, &[&str], &str)] = &[
+        ("gdscheck", &["-f"], "<FILE>"),
+        ("gdsio", &["-f", good, "-Q"], "-Q"),
+        ("gdsio", &[none], "No such file"),
+        ("gdsio", &["-f", good, "-s", "1Q"], "1Q"),
+        ("gdsio", &["-f", good, "-s", "1M", "-w", "-1"], "-1"),
+        ("gdsio", &["-f", good, "-s", "1M", "-x", "9"], "9"),
+        ("gdsio_verify", &["-Q"], "-Q"),
+        ("gdsio_verify", &["-f", good, "-s", "1Q"], "1Q"),
+        ("gds_stats", &["-Q"], "-Q"),
+        ("gds_stats", &["-p", "-1"], "-1"),
+        ("gds_stats", &["-p", "1", "-l", "9"], "9"),
+    ];
+    for (name, args, part) in tools {
+        expect(name, args, nothing, 64, part);
+    }
 
     let model = dir.path().join("m.safetensors");
     fs::write(&model, "no model").expect("it can be written");
@@ -735,11 +784,20 @@ fn bad_input_is_one_line() {
         ("vramio", &["stats", "--prometheus", "/nowhere/a"], "ENOENT"),
         ("vramio", &["man", none], "ENOENT"),
         ("vramio", &["man", "/proc"], "/proc/vramio.1"),
+        (
+            "vramio",
+            &["bench", none, "--runtime", "1s"],
+            "no such file",
+        ),
+        ("vramio", &["tune", none], "ENOENT"),
+        ("gdsio", &["-f", none, "-s", "1M"], "no such file"),
+        ("gdsio_verify", &["-f", none, "-s", "1M"], "ENOENT"),
+        ("gds_stats", &["-p", "1"], "process 1"),
         ("gdscheck", &["-f", none], "ENOENT"),
         ("gdscheck", &["-f", secret], "EACCES"),
     ];
     for (name, args, part) in failures {
-        run(name, args, nothing).fails(1, part);
+        expect(name, args, nothing, 1, part);
     }
     let configured = [
         ("vramio", &["config"][..]),
@@ -748,7 +806,11 @@ fn bad_input_is_one_line() {
         ("vramio", &["check"]),
         ("vramio", &["check", good]),
         ("vramio", &["explain", good]),
+        ("vramio", &["bench", good, "--runtime", "1s"]),
+        ("vramio", &["tune", good]),
         ("gdscheck", &["-p"]),
+        ("gdsio", &["-f", good, "-s", "1M"]),
+        ("gdsio_verify", &["-f", good, "-s", "8"]),
     ];
     for (name, args) in configured {
         for (value, part) in [
@@ -757,9 +819,9 @@ fn bad_input_is_one_line() {
             (secret, "EACCES"),
             (none, "ENOENT"),
         ] {
-            run(name, args, ("VRAMIO_CONFIG", value)).fails(1, part);
+            expect(name, args, ("VRAMIO_CONFIG", value), 1, part);
         }
-        run(name, args, ("VRAMIO_THREADS", "1Q")).fails(1, "VRAMIO_THREADS");
+        expect(name, args, ("VRAMIO_THREADS", "1Q"), 1, "VRAMIO_THREADS");
     }
     for (value, part) in [
         (json.as_str(), "line 1"),
@@ -767,8 +829,15 @@ fn bad_input_is_one_line() {
         (secret, "Permission denied"),
         (none, "No such file"),
     ] {
-        run("gdscheck", &["-p"], ("CUFILE_ENV_PATH_JSON", value)).fails(1, part);
+        for (name, args) in [
+            ("gdscheck", &["-p"][..]),
+            ("gdsio", &["-f", good, "-s", "1M"]),
+            ("gdsio_verify", &["-f", good, "-s", "8"]),
+        ] {
+            expect(name, args, ("CUFILE_ENV_PATH_JSON", value), 1, part);
+        }
     }
+    assert!(faults.is_empty(), "{}", faults.concat());
 }
 
 /// Counts something in this process: reads into host memory, and calls as of libcufile.

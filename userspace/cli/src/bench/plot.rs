@@ -49,9 +49,12 @@ fn draw(report: &Report<'_>) -> Result<String, String> {
         );
         let charts = area.split_evenly((2, 1));
         if let [above, below] = charts.as_slice() {
-            chart(above, &title, "GB/s", &lines(report, Side::rate)).map_err(text)?;
+            let rate = lines(report, Side::rate);
+            let corner = SeriesLabelPosition::UpperLeft;
+            chart(above, &title, "GB/s", &rate, corner).map_err(text)?;
             let cost = lines(report, Side::cost);
-            chart(below, "", "processor seconds per GB", &cost).map_err(text)?;
+            let corner = SeriesLabelPosition::UpperRight;
+            chart(below, "", "processor seconds per GB", &cost, corner).map_err(text)?;
         }
         area.present().map_err(text)?;
     }
@@ -75,6 +78,7 @@ fn chart<B: DrawingBackend>(
     title: &str,
     unit: &str,
     lines: &Lines,
+    corner: SeriesLabelPosition,
 ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
     let points = || lines.iter().flat_map(|(_, points)| points);
     let low = points().map(|(x, _)| *x).fold(f64::INFINITY, f64::min);
@@ -101,7 +105,7 @@ fn chart<B: DrawingBackend>(
                 String::new()
             }
         })
-        .light_line_style(WHITE)
+        .max_light_lines(0)
         .draw()?;
     for (way, points) in lines {
         if points.is_empty() {
@@ -125,7 +129,7 @@ fn chart<B: DrawingBackend>(
         .configure_series_labels()
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(corner)
         .draw()
 }
 

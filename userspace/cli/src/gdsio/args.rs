@@ -156,7 +156,7 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Config {
         Err(error) => crate::args::exit(&error),
     };
     config.unwrap_or_else(|what| {
-        crate::output::complain_as("gdsio", what);
+        crate::output::complain_as("gdsio", format_args!("{what}; fix: see gdsio --help"));
         std::process::exit(crate::args::USAGE)
     })
 }

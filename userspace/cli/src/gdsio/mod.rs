@@ -3,7 +3,7 @@
 //! `gdsio` by its name: measures in the words of NVIDIA's tool, for scripts that have them.
 //! Options, names and the line of results are those of its public documentation.
 
-mod args;
+pub mod args;
 mod config;
 mod files;
 mod ini;

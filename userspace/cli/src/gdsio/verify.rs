@@ -35,7 +35,7 @@ const MOST: usize = 128;
     after_long_help = "Exit status: 0 if all bytes are right, 1 if not, or after an error, 64 for \
         bad usage."
 )]
-struct Args {
+pub struct Args {
     /// File
     #[arg(short = 'f', value_name = "FILE")]
     file: PathBuf,

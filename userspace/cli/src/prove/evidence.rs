@@ -338,7 +338,7 @@ impl Row {
         }
     }
 
-    /// For people.
+    /// For people, at most [`WIDTH`] columns wide.
     pub fn to_text(&self) -> String {
         let says = match self.says {
             Says::Agrees => "agrees",
@@ -349,11 +349,32 @@ impl Row {
             Some(object) => format!("{object}: "),
             None => String::new(),
         };
-        format!(
-            "  {says:<9}  {:<11}  expected: {object}{}\n{:26}seen: {}\n",
-            self.account, self.expected, "", self.seen
-        )
+        let head = format!("  {says:<9}  {:<11}  ", self.account);
+        let expected = wrapped(&head, &format!("expected: {object}{}", self.expected));
+        let indent = " ".repeat(head.len());
+        expected + &wrapped(&indent, &format!("seen: {}", self.seen))
     }
+}
+
+/// Columns of the text.
+const WIDTH: usize = 80;
+
+/// Text behind a head, in lines of at most [`WIDTH`] columns, if its words are no longer.
+fn wrapped(head: &str, text: &str) -> String {
+    let indent = " ".repeat(head.len());
+    let mut lines = String::new();
+    let mut line = head.to_owned();
+    for word in text.split(' ') {
+        if line.len() > head.len() && line.len() + 1 + word.len() > WIDTH {
+            lines += &format!("{line}\n");
+            line.clone_from(&indent);
+        }
+        if line.len() > head.len() {
+            line.push(' ');
+        }
+        line += word;
+    }
+    lines + &line + "\n"
 }
 
 #[cfg(test)]
@@ -672,6 +693,25 @@ mod tests {
         for (counted, expected) in cases {
             assert_eq!(grade(&counted), expected, "{counted:?}");
         }
+    }
+
+    #[test]
+    fn the_text_is_narrow_and_complete() {
+        for row in super::rows(&direct(), SECTOR, &honest()) {
+            let text = row.to_text();
+            assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+            let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(words(&text).contains(&row.expected), "{text}");
+            assert!(
+                words(&text).ends_with(&format!("seen: {}", row.seen)),
+                "{text}"
+            );
+        }
+        let long = "x".repeat(WIDTH);
+        assert_eq!(
+            wrapped("  ", &format!("a {long} b")),
+            format!("  a\n  {long}\n  b\n")
+        );
     }
 
     #[test]

@@ -74,7 +74,14 @@ pub fn main(args: &ProveArgs) -> ExitCode {
             let code = code as u8;
             return output::fail(&failure, args.json, code);
         }
-        Err(Stop::Signal(signal)) => return ExitCode::from(128 + signal),
+        Err(Stop::Signal(signal)) => {
+            output::complain(format!(
+                "prove {}: signal {signal} came before the accounts were complete; nothing is \
+                 left; fix: run it again",
+                args.file.display()
+            ));
+            return ExitCode::from(128 + signal);
+        }
     };
     let printed = if args.json {
         output::print_json(&evidence.to_json())
