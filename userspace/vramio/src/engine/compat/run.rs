@@ -227,7 +227,8 @@ impl Run {
     pub(super) fn claim(&self) -> Option<Piece> {
         let base = self.job.request.file_offset;
         loop {
-            let at = self.next.load(Ordering::Relaxed);
+            // Who sees that all was taken sees those, too, who took it.
+            let at = self.next.load(Ordering::Acquire);
             if at >= self.end.load(Ordering::Relaxed) {
                 return None;
             }
@@ -239,7 +240,7 @@ impl Run {
             let stop = stop.min(self.job.request.len);
             let taken =
                 self.next
-                    .compare_exchange_weak(at, stop, Ordering::Relaxed, Ordering::Relaxed);
+                    .compare_exchange_weak(at, stop, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_ok() {
                 return Some(Piece { at, len: stop - at });
             }
@@ -267,6 +268,11 @@ impl Run {
                 return Some(piece);
             }
         }
+    }
+
+    /// Whether what is here is of the result, as far as is known.
+    pub(super) fn is_wanted(&self, at: u64) -> bool {
+        at < self.end.load(Ordering::Relaxed)
     }
 
     /// Nothing from here on is of the result: the file has ended.
