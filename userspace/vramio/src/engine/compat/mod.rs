@@ -131,7 +131,9 @@ impl Compat {
             // SAFETY: Whoever made the `Stream` promised that it is one of this context.
             unsafe { lane.follow(stream.handle()) }.map_err(fault)?;
         }
-        lane.zero(memory.address() + at, len)
+        memory
+            .parts(at, len)
+            .try_for_each(|(to, _, len)| lane.zero(to, len))
             .and_then(|()| lane.finish())
             .map_err(fault)
     }

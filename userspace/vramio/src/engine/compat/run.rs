@@ -576,13 +576,18 @@ impl<'r> Hand<'r> {
             let Kind::Cuda(memory) = &self.run.job.memory.kind else {
                 return;
             };
-            let to = memory.address() + self.run.job.request.buffer_offset + part.at;
+            let to = self.run.job.request.buffer_offset + part.at;
             let (from, len) = (place.at(part.at), part.len as usize);
             // Which copies are done is known when all are.
             self.open[0] = Some(0);
-            // SAFETY: The slab is pinned and holds the whole request; nobody uses this part
-            // of it any more before `settle_whole`.
-            if !self.copied(part.at, |lane| unsafe { lane.copy_in(to, from, len) }) {
+            let sent = self.copied(part.at, |lane| {
+                memory.parts(to, len).try_for_each(|(to, skip, len)| {
+                    // SAFETY: The slab is pinned and holds the whole request; nobody uses
+                    // this part of it any more before `settle_whole`.
+                    unsafe { lane.copy_in(to, from.wrapping_add(skip), len) }
+                })
+            });
+            if !sent {
                 return;
             }
             self.note(part.at, part.len, Path::CompatCache);
@@ -654,14 +659,15 @@ impl<'r> Hand<'r> {
         let Kind::Cuda(memory) = &self.run.job.memory.kind else {
             return false;
         };
-        let to = memory.address() + to;
         let index = slot.index;
         let small = self.small;
         self.open[index] = Some(at);
         self.last = Some(index);
         self.copied(at, |lane| {
-            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_in(to, from, len) }?;
+            memory.parts(to, len).try_for_each(|(to, skip, len)| {
+                // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+                unsafe { lane.copy_in(to, from.wrapping_add(skip), len) }
+            })?;
             if small {
                 Ok(())
             } else {
@@ -686,15 +692,16 @@ impl<'r> Hand<'r> {
         let Kind::Cuda(memory) = &self.run.job.memory.kind else {
             return false;
         };
-        let from = memory.address() + from;
         let index = slot.index;
         let to = slot.start.wrapping_add(skip);
         let small = self.small;
         self.open[index] = Some(at);
         self.last = Some(index);
         self.copied(at, |lane| {
-            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_out(to, from, len) }?;
+            memory.parts(from, len).try_for_each(|(from, skip, len)| {
+                // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+                unsafe { lane.copy_out(to.wrapping_add(skip), from, len) }
+            })?;
             if small {
                 Ok(())
             } else {
