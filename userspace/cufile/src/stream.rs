@@ -420,7 +420,10 @@ impl Job {
             file_offset,
             buffer_offset: self.place.at.saturating_add(offset),
             len,
-            options: Options::default(),
+            options: Options {
+                in_callback: true,
+                ..Options::default()
+            },
         }))
     }
 

@@ -59,6 +59,10 @@ impl Submission {
 
     fn start(mut self, quick: bool, then: impl Landing) -> Cancel {
         let cancel = self.options.cancel.get_or_insert_default().clone();
+        if std::mem::take(&mut self.options.in_callback) {
+            Workers::of_process().call(move || drop(self.start(quick, then)));
+            return cancel;
+        }
         if let Some(then) = self.take_off(quick, then) {
             Workers::of_process().call(move || then(self.carry_out()));
         }

@@ -31,6 +31,10 @@ pub struct Options {
     /// The request begins when this CUDA stream has done what is queued on it now.
     /// Otherwise a request is not ordered with any stream.
     pub after: Option<Stream>,
+    /// The caller may not call the CUDA driver, since a stream has called it
+    /// (`cuLaunchHostFunc`): a [`Submission`](crate::Submission) does nothing in its thread
+    /// but wake another.
+    pub in_callback: bool,
 }
 
 impl File {

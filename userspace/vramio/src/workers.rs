@@ -5,16 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::process::PerProcess;
-use crate::sync::{Awake, Tasks};
-
-/// How long a worker without a task stays awake. A program that makes one request after the
-/// other makes the next one in this time.
-const AWAKE: Duration = Duration::from_micros(50);
+use crate::sync::Tasks;
 
 /// What a worker can do.
 pub(crate) trait Task: Send + Sync {
@@ -65,14 +60,7 @@ impl Workers {
 
     fn new(size: usize) -> Self {
         Workers {
-            tasks: Tasks::new(
-                size,
-                Awake {
-                    most: AWAKE,
-                    // The others are for who works.
-                    threads: size / 2,
-                },
-            ),
+            tasks: Tasks::new(size),
         }
     }
 

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{content, context, directory, make, mock, open, path, POISON};
-use vramio::gpu::cuda::CudaGpu;
+use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
 use vramio::{GpuBuffer, Reason};
 
 const MIB: u64 = 1 << 20;
@@ -34,6 +34,52 @@ fn each_allocation_of_a_buffer_is_watched() {
     let buffer = buffer.expect("both are there");
     let outcome = file.read_at(&buffer, 0, 0, 2 * MIB).expect("it reads");
     assert_eq!(outcome.bytes, 2 * MIB);
+
+    // Wherever a copy crosses the border, and however it is cut.
+    let found = |len: u64, memory: &[CudaAlloc]| {
+        let mut found = vec![0; 2 * MIB as usize];
+        for (half, alloc) in found.chunks_mut(MIB as usize).zip(&memory[first..]) {
+            alloc.read(0, half).expect("it can be read");
+        }
+        found[..len as usize].to_vec()
+    };
+    for (len, threads) in [
+        (2 * MIB, 1),
+        (MIB + 5, 1),
+        (2 * MIB, 3),
+        (2 * MIB - 4097, 3),
+    ] {
+        let context = common::context(|config| {
+            config.threads = threads;
+            config.split_bytes = MIB;
+        });
+        let file = open(&context, &path(&dir));
+        // SAFETY: As above.
+        let buffer = unsafe { GpuBuffer::from_cuda(&context, memory[first].address(), 2 * MIB) };
+        let buffer = buffer.expect("both are there");
+        buffer
+            .upload(0, &vec![POISON; 2 * MIB as usize])
+            .expect("it can be filled");
+        assert_eq!(
+            file.read_at(&buffer, 0, 0, len).expect("it reads").bytes,
+            len
+        );
+        assert!(
+            found(len, &memory) == data[..len as usize],
+            "{len}, {threads} threads"
+        );
+        let copy = dir.path().join("copy");
+        let std = make(&copy, &[]);
+        assert_eq!(
+            common::open(&context, &copy)
+                .write_at(&buffer, 0, 0, len)
+                .expect("it writes")
+                .bytes,
+            len
+        );
+        drop(std);
+        assert!(std::fs::read(&copy).expect("it reads") == data[..len as usize]);
+    }
 
     let second = memory.remove(first + 1);
     let address = second.address();

@@ -681,7 +681,11 @@ mod tests {
         assert!(refused(&|path| set(path, 0o640)));
         assert!(refused(&|path| set(path, 0o602)));
         assert!(refused(&|path| patch(path, 0, b"vramiosu")));
-        assert!(refused(&|path| patch(path, 8, &2u32.to_ne_bytes())));
+        assert!(refused(&|path| patch(
+            path,
+            8,
+            &(VERSION + 1).to_ne_bytes()
+        )));
         assert!(refused(&|path| patch(path, 24, &99u32.to_ne_bytes())));
         assert!(refused(&|path| {
             let file = OpenOptions::new().write(true).open(path).expect("it opens");

@@ -25,18 +25,3 @@ pub(crate) fn awake(most: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     }
     false
 }
-
-/// A point in time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moment(Instant);
-
-impl Moment {
-    pub(super) fn now() -> Self {
-        Moment(Instant::now())
-    }
-
-    /// Whether it was less than so long ago.
-    pub(super) fn is_within(self, last: Duration) -> bool {
-        self.0.elapsed() < last
-    }
-}

@@ -22,7 +22,7 @@ mod prim {
     pub(super) use std::sync::atomic::AtomicUsize;
     pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
 
-    pub(super) use super::awake::{awake, Moment};
+    pub(super) use super::awake::awake;
 }
 
 #[cfg(test)]
@@ -33,4 +33,4 @@ pub(crate) use crew::Crew;
 pub(crate) use finish::Finish;
 pub(crate) use queue::Queue;
 pub(crate) use stock::{Stock, Taken};
-pub(crate) use tasks::{Awake, Tasks};
+pub(crate) use tasks::Tasks;

@@ -16,20 +16,6 @@ mod prim {
     pub(super) fn awake(_most: Duration, mut is_so: impl FnMut() -> bool) -> bool {
         is_so()
     }
-
-    /// Loom's time does not pass.
-    #[derive(Clone, Copy, Debug)]
-    pub(super) struct Moment;
-
-    impl Moment {
-        pub(super) fn now() -> Self {
-            Moment
-        }
-
-        pub(super) fn is_within(self, _last: Duration) -> bool {
-            true
-        }
-    }
 }
 
 #[path = "crew.rs"]
@@ -56,7 +42,7 @@ use crew::Crew;
 use finish::Finish;
 use queue::Queue;
 use stock::{Stock, Taken};
-use tasks::{Awake, Tasks};
+use tasks::Tasks;
 
 /// Longer than any model runs: loom's time does not pass.
 const LONG: Duration = Duration::from_secs(3600);
@@ -162,13 +148,7 @@ fn an_owner_waits_for_all_who_came() {
         ran: AtomicUsize,
     }
     check(3, || {
-        let tasks = Arc::new(Tasks::new(
-            2,
-            Awake {
-                most: LONG,
-                threads: 1,
-            },
-        ));
+        let tasks = Arc::new(Tasks::new(2));
         let work = Arc::new(Work {
             crew: Crew::default(),
             over: AtomicUsize::new(0),

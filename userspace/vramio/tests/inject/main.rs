@@ -605,6 +605,34 @@ fn a_file_that_is_cut_meanwhile_ends_there() {
     }
 }
 
+/// The same wherever the page cache ends: one thread meets the end behind parts that others
+/// leave to it, and none of them is forgotten.
+#[test]
+fn a_file_that_is_cut_meanwhile_has_no_gap() {
+    let _alone = alone();
+    let _watch = watch(300);
+    let new = 500_001;
+    let data = content(1, 0, SIZE as usize);
+    let context = small_parts(3);
+    let vram = Vram::new(&context, SIZE);
+    for round in 0..300 {
+        let dir = directory();
+        let std = make(&path(&dir), &data);
+        Where::Cached.set(&std);
+        // From here on, and up to there, it is not cached.
+        let from = round * 7919 % SIZE / 4096 * 4096;
+        evict(&std, from, (round % 5 + 1) * (64 << 10));
+        let call = [Call::RingRequest, Call::Preadv2, Call::Cachestat][(round % 3) as usize];
+        let file = open(&context, &path(&dir));
+        let cut = How::Cut(std.as_raw_fd(), new);
+        let armed = Armed::new(&[rule(call, cut, round / 3 % 4, 1)]);
+        let outcome = file.read_at(&vram.buffer, 0, 0, SIZE).expect("it reads");
+        drop(armed);
+        assert!((new as u64..=SIZE).contains(&outcome.bytes), "{outcome:?}");
+        assert!(vram.content()[..new as usize] == data[..new as usize]);
+    }
+}
+
 /// Without cachestat(2), mincore(2) says what is in the page cache; without either, reads
 /// that don't wait do.
 #[test]

@@ -131,7 +131,9 @@ impl Compat {
             // SAFETY: Whoever made the `Stream` promised that it is one of this context.
             unsafe { lane.follow(stream.handle()) }.map_err(fault)?;
         }
-        lane.zero(memory.address() + at, len)
+        memory
+            .parts(at, len)
+            .try_for_each(|(to, _, len)| lane.zero(to, len))
             .and_then(|()| lane.finish())
             .map_err(fault)
     }
@@ -189,14 +191,17 @@ impl Compat {
     }
 
     /// How long the pieces of a read are that one staging buffer holds, where all is in the
-    /// page cache; `None`: it gains nothing by that. A thread beside others reads all of it
-    /// at once: each call of the driver keeps others waiting.
+    /// page cache; `None`: it gains nothing by that. A request beside others that has one
+    /// thread reads all of it at once: each call of the driver keeps others waiting.
     fn whole(&self, len: u64, threads: usize, others: usize) -> Option<u64> {
         if len > self.slab {
             return None;
         }
         if threads == 1 {
             return (others > 0 && len > self.slot).then_some(ONE_PIECE);
+        }
+        if others > 0 {
+            return None;
         }
         let fair = len / (threads as u64 * CACHED_PIECES);
         let (least, most) = CACHED_PIECE;

@@ -213,7 +213,8 @@ fn unbuffered(
     // One slot is for what is in the page cache.
     if at_drive.reads.len() == SLOTS - 1 {
         if let Some(read) = at_drive.reads.pop_front() {
-            if !arrived(hand, &read) {
+            // Where that one ends, what lies before it is still to be done.
+            if !arrived(hand, &read) && !hand.run.is_wanted(at) {
                 return Ok(None);
             }
         }

@@ -227,7 +227,8 @@ impl Run {
     pub(super) fn claim(&self) -> Option<Piece> {
         let base = self.job.request.file_offset;
         loop {
-            let at = self.next.load(Ordering::Relaxed);
+            // Who sees that all was taken sees those, too, who took it.
+            let at = self.next.load(Ordering::Acquire);
             if at >= self.end.load(Ordering::Relaxed) {
                 return None;
             }
@@ -239,7 +240,7 @@ impl Run {
             let stop = stop.min(self.job.request.len);
             let taken =
                 self.next
-                    .compare_exchange_weak(at, stop, Ordering::Relaxed, Ordering::Relaxed);
+                    .compare_exchange_weak(at, stop, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_ok() {
                 return Some(Piece { at, len: stop - at });
             }
@@ -267,6 +268,11 @@ impl Run {
                 return Some(piece);
             }
         }
+    }
+
+    /// Whether what is here is of the result, as far as is known.
+    pub(super) fn is_wanted(&self, at: u64) -> bool {
+        at < self.end.load(Ordering::Relaxed)
     }
 
     /// Nothing from here on is of the result: the file has ended.
@@ -570,13 +576,18 @@ impl<'r> Hand<'r> {
             let Kind::Cuda(memory) = &self.run.job.memory.kind else {
                 return;
             };
-            let to = memory.address() + self.run.job.request.buffer_offset + part.at;
+            let to = self.run.job.request.buffer_offset + part.at;
             let (from, len) = (place.at(part.at), part.len as usize);
             // Which copies are done is known when all are.
             self.open[0] = Some(0);
-            // SAFETY: The slab is pinned and holds the whole request; nobody uses this part
-            // of it any more before `settle_whole`.
-            if !self.copied(part.at, |lane| unsafe { lane.copy_in(to, from, len) }) {
+            let sent = self.copied(part.at, |lane| {
+                memory.parts(to, len).try_for_each(|(to, skip, len)| {
+                    // SAFETY: The slab is pinned and holds the whole request; nobody uses
+                    // this part of it any more before `settle_whole`.
+                    unsafe { lane.copy_in(to, from.wrapping_add(skip), len) }
+                })
+            });
+            if !sent {
                 return;
             }
             self.note(part.at, part.len, Path::CompatCache);
@@ -648,14 +659,15 @@ impl<'r> Hand<'r> {
         let Kind::Cuda(memory) = &self.run.job.memory.kind else {
             return false;
         };
-        let to = memory.address() + to;
         let index = slot.index;
         let small = self.small;
         self.open[index] = Some(at);
         self.last = Some(index);
         self.copied(at, |lane| {
-            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_in(to, from, len) }?;
+            memory.parts(to, len).try_for_each(|(to, skip, len)| {
+                // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+                unsafe { lane.copy_in(to, from.wrapping_add(skip), len) }
+            })?;
             if small {
                 Ok(())
             } else {
@@ -680,15 +692,16 @@ impl<'r> Hand<'r> {
         let Kind::Cuda(memory) = &self.run.job.memory.kind else {
             return false;
         };
-        let from = memory.address() + from;
         let index = slot.index;
         let to = slot.start.wrapping_add(skip);
         let small = self.small;
         self.open[index] = Some(at);
         self.last = Some(index);
         self.copied(at, |lane| {
-            // SAFETY: The slab is pinned, and the slot is not used before `settle`.
-            unsafe { lane.copy_out(to, from, len) }?;
+            memory.parts(from, len).try_for_each(|(from, skip, len)| {
+                // SAFETY: The slab is pinned, and the slot is not used before `settle`.
+                unsafe { lane.copy_out(to.wrapping_add(skip), from, len) }
+            })?;
             if small {
                 Ok(())
             } else {

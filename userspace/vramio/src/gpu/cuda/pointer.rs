@@ -145,6 +145,30 @@ impl CudaMemory {
             .all(Allocation::is_current)
     }
 
+    /// The parts of `len` bytes from byte `at` on that lie in one allocation each, which is
+    /// what the driver copies in one call: their addresses, how far they are behind `at`, and
+    /// their lengths, bytes.
+    pub(crate) fn parts(
+        &self,
+        at: u64,
+        len: usize,
+    ) -> impl Iterator<Item = (CUdeviceptr, usize, usize)> + '_ {
+        let start = self.address + at;
+        let end = start + len as u64;
+        let first = self.allocations.partition_point(|one| one.end <= start);
+        let mut from = start;
+        self.allocations[first..].iter().map_while(move |one| {
+            let to = one.end.min(end);
+            let part = (
+                from,
+                (from - start) as usize,
+                to.checked_sub(from)? as usize,
+            );
+            from = to;
+            (part.2 > 0).then_some(part)
+        })
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
@@ -162,17 +186,22 @@ impl CudaMemory {
     /// and waits.
     pub(crate) fn upload(&self, at: u64, data: &[u8]) -> Result<(), Fault> {
         let _entered = self.ctx.enter()?;
-        let (to, from) = (self.address + at, data.as_ptr().cast::<c_void>());
-        // SAFETY: The slice lives during the call; the driver refuses an address that is
-        // none of its own.
-        unsafe { call!(cuMemcpyHtoD_v2(to, from, data.len())) }
+        self.parts(at, data.len()).try_for_each(|(to, skip, len)| {
+            let from = data[skip..][..len].as_ptr().cast::<c_void>();
+            // SAFETY: The slice lives during the call; the driver refuses an address that is
+            // none of its own.
+            unsafe { call!(cuMemcpyHtoD_v2(to, from, len)) }
+        })
     }
 
     /// Copies it into host memory, from byte `at` on, and waits.
     pub(crate) fn download(&self, at: u64, data: &mut [u8]) -> Result<(), Fault> {
         let _entered = self.ctx.enter()?;
-        let (to, from) = (data.as_mut_ptr().cast::<c_void>(), self.address + at);
-        // SAFETY: As in `upload`.
-        unsafe { call!(cuMemcpyDtoH_v2(to, from, data.len())) }
+        self.parts(at, data.len())
+            .try_for_each(|(from, skip, len)| {
+                let to = data[skip..][..len].as_mut_ptr().cast::<c_void>();
+                // SAFETY: As in `upload`.
+                unsafe { call!(cuMemcpyDtoH_v2(to, from, len)) }
+            })
     }
 }
