@@ -22,9 +22,8 @@ use crate::workload::way::Way;
         whoever uses it.\n\n\
         Paths: policy is what the configuration says; direct the kernel module; p2pdma the \
         kernel's own direct I/O into memory that it has mapped; compat through host memory by \
-        the library; cpu by read(2) or write(2) and one copy, as a program does that has no library. The \
-        first two requests of a run that can't take their path are refused, and the reason is \
-        in the report.\n\n\
+        the library; cpu by read(2) or write(2) and one copy, as a program does that has no library. What \
+        can't go direct or by p2pdma is refused there, and the report says why.\n\n\
         Each round begins with the page cache emptied of the part of the file, unless --warm is \
         given. What is written is on the drive before a round ends (fdatasync), which counts into its time.\n\n\
         An existing file is written to with --overwrite only.\n\n\
