@@ -85,7 +85,7 @@ fn save(context: &Context, gpu: &CudaGpu, path: &Path) -> Done<()> {
     let mut tensors = Vec::new();
     let mut at = ALIGN;
     for (name, size) in TENSORS {
-        let mut tensor = Tensor::new(context, gpu, name, size)?;
+        let tensor = Tensor::new(context, gpu, name, size)?;
         let content = tensor.expected();
         tensor.memory.write(0, &content)?;
         index.push_str(&format!("{name} {at} {size}\n"));

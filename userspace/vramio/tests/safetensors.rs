@@ -68,7 +68,7 @@ fn load(context: &Context, model: &Model, options: &Options) -> (Loaded, Vec<Cud
         options,
         |size| -> Result<GpuBuffer, LoadError> {
             assert_eq!(size % 4096, 0);
-            let mut piece = gpu.alloc(size)?;
+            let piece = gpu.alloc(size)?;
             piece.write(0, &vec![common::POISON; size as usize])?;
             // SAFETY: The memory outlives the loading, and nothing else uses it meanwhile.
             let buffer = unsafe { GpuBuffer::from_cuda(context, piece.address(), size) }?;

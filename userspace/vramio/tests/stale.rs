@@ -50,7 +50,7 @@ fn each_allocation_of_a_buffer_is_watched() {
     };
     check();
     // Its address is other memory's now.
-    let mut again = gpu.alloc(MIB).expect("there is memory");
+    let again = gpu.alloc(MIB).expect("there is memory");
     assert_eq!(again.address(), address);
     again
         .write(0, &vec![POISON; MIB as usize])

@@ -213,7 +213,7 @@ impl Vram {
     pub fn new(context: &Context, size: u64) -> Self {
         mock();
         let gpu = CudaGpu::open(0).expect("the mock has a device");
-        let mut alloc = gpu.alloc(size.max(1)).expect("there is memory");
+        let alloc = gpu.alloc(size.max(1)).expect("there is memory");
         alloc
             .write(0, &vec![POISON; size as usize])
             .expect("it can be written");
