@@ -35,61 +35,29 @@ pub struct Memory {
     pub buffer: GpuBuffer,
     /// Where it lies: the place in a test GPU's memory, or the CUDA address.
     pub offset: u64,
-    device: DeviceMemory,
+    /// What the buffer is of.
+    _allocation: Allocation,
 }
 
 impl Memory {
     /// Copies into it, from `offset` on, and waits.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Failure> {
-        match &self.device {
-            DeviceMemory::Mock(memory) => memory.write(offset, data)?,
-            DeviceMemory::Cuda(memory) => memory.write(offset, data)?,
-        }
-        Ok(())
+        Ok(self.buffer.upload(offset, data)?)
     }
 
     /// Copies out of it, from `offset` on, and waits.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Failure> {
-        match &self.device {
-            DeviceMemory::Mock(memory) => memory.read(offset, data)?,
-            DeviceMemory::Cuda(memory) => memory.read(offset, data)?,
-        }
-        Ok(())
-    }
-}
-
-/// Allocated memory of a GPU. It goes with the last copy.
-#[derive(Clone, Debug)]
-pub enum DeviceMemory {
-    /// Of a test GPU.
-    Mock(Arc<MockMemory>),
-    /// Of a CUDA device.
-    Cuda(Arc<CudaAlloc>),
-}
-
-impl DeviceMemory {
-    /// A buffer of all of it, which a copy of the allocation has to outlive.
-    fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
-        match self {
-            DeviceMemory::Mock(memory) => Ok(GpuBuffer::from_memory(context, memory.clone())?),
-            DeviceMemory::Cuda(memory) => cuda(context, memory.address(), memory.size()),
-        }
-    }
-
-    /// Where it lies: the place in a test GPU's memory, or the CUDA address.
-    fn offset(&self) -> u64 {
-        match self {
-            DeviceMemory::Mock(memory) => memory.offset(),
-            DeviceMemory::Cuda(memory) => memory.address(),
-        }
+        Ok(self.buffer.download(offset, data)?)
     }
 }
 
 /// Allocated memory of a GPU, or host memory in its place. It goes with the last copy.
 #[derive(Clone, Debug)]
 pub enum Allocation {
-    /// The GPU's.
-    Device(DeviceMemory),
+    /// Of a test GPU.
+    Mock(Arc<MockMemory>),
+    /// Of a CUDA device.
+    Cuda(Arc<CudaAlloc>),
     /// Of a CUDA device, mapped by hand (cuMemMap).
     Virtual(Arc<CudaVirtual>),
     /// Pinned host memory of the CUDA driver.
@@ -119,7 +87,10 @@ impl Allocation {
     /// A buffer of all of it, which a copy of the allocation has to outlive.
     pub fn buffer(&self, context: &Context) -> Result<GpuBuffer, Failure> {
         let (start, len) = match self {
-            Allocation::Device(memory) => return memory.buffer(context),
+            Allocation::Mock(memory) => {
+                return Ok(GpuBuffer::from_memory(context, memory.clone())?);
+            }
+            Allocation::Cuda(memory) => return cuda(context, memory.address(), memory.size()),
             Allocation::Virtual(memory) => return cuda(context, memory.address(), memory.size()),
             Allocation::Pinned(memory) => (memory.start(), memory.size()),
             Allocation::Heap(memory) => (memory.start(), memory.len()),
@@ -127,6 +98,18 @@ impl Allocation {
         };
         // SAFETY: The allocation outlives the buffer, and nobody else has its address.
         Ok(unsafe { GpuBuffer::from_host(context, start, len) }?)
+    }
+
+    /// Where it lies: the place in a test GPU's memory, or the address.
+    fn offset(&self) -> u64 {
+        match self {
+            Allocation::Mock(memory) => memory.offset(),
+            Allocation::Cuda(memory) => memory.address(),
+            Allocation::Virtual(memory) => memory.address(),
+            Allocation::Pinned(memory) => memory.start().addr() as u64,
+            Allocation::Heap(memory) => memory.start().addr() as u64,
+            Allocation::Mapped(memory) => memory.start().addr() as u64,
+        }
     }
 }
 
@@ -181,19 +164,19 @@ impl Gpu {
 
     /// Allocates memory, a multiple of the page size in bytes, and makes a buffer of it.
     pub fn alloc(&self, context: &Context, size: u64) -> Result<Memory, Failure> {
-        let device = self.allocate(size)?;
+        let allocation = self.allocate(size)?;
         Ok(Memory {
-            buffer: device.buffer(context)?,
-            offset: device.offset(),
-            device,
+            buffer: allocation.buffer(context)?,
+            offset: allocation.offset(),
+            _allocation: allocation,
         })
     }
 
     /// Allocates memory, a multiple of the page size in bytes.
-    fn allocate(&self, size: u64) -> Result<DeviceMemory, Failure> {
+    fn allocate(&self, size: u64) -> Result<Allocation, Failure> {
         Ok(match &self.kind {
-            Kind::Mock(gpu) => DeviceMemory::Mock(Arc::new(gpu.alloc(size)?)),
-            Kind::Cuda(gpu) => DeviceMemory::Cuda(Arc::new(gpu.alloc(size)?)),
+            Kind::Mock(gpu) => Allocation::Mock(Arc::new(gpu.alloc(size)?)),
+            Kind::Cuda(gpu) => Allocation::Cuda(Arc::new(gpu.alloc(size)?)),
         })
     }
 
@@ -210,7 +193,7 @@ impl Gpu {
             })
         };
         Ok(match kind {
-            MemoryKind::Device => Allocation::Device(self.allocate(size)?),
+            MemoryKind::Device => self.allocate(size)?,
             MemoryKind::Virtual => Allocation::Virtual(Arc::new(cuda()?.alloc_virtual(size)?)),
             MemoryKind::Pinned => Allocation::Pinned(Arc::new(cuda()?.alloc_host(size as usize)?)),
             MemoryKind::Heap => Allocation::Heap(Arc::new(Heap::new(size as usize)?)),

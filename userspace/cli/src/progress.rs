@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The bar that shows how far a copy has come.
+//! What shows on a terminal how far something has come.
 
 use std::io;
 
@@ -9,14 +9,23 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 /// A bar on standard error, if that is a terminal and nobody wants quiet.
 pub fn bar(quiet: bool, size: u64) -> ProgressBar {
+    let template = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
+    on_terminal(quiet, Some(size), template)
+}
+
+/// A line on standard error, if that is a terminal: a message, and behind it how it goes.
+pub fn line() -> ProgressBar {
+    on_terminal(false, None, "{spinner} {msg} {prefix}")
+}
+
+fn on_terminal(quiet: bool, size: Option<u64>, template: &str) -> ProgressBar {
     let term = Term::stderr();
     if quiet || !term.is_term() {
         return ProgressBar::hidden();
     }
     const PER_SECOND: u8 = 20;
     let target = ProgressDrawTarget::term_like_with_hz(Box::new(Narrow(term)), PER_SECOND);
-    let bar = ProgressBar::with_draw_target(Some(size), target);
-    let template = "{bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}";
+    let bar = ProgressBar::with_draw_target(size, target);
     // A constant; were it wrong, the default style would do.
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);

@@ -838,3 +838,36 @@ proptest! {
         prop_assert_eq!(mock().faults(), 0);
     }
 }
+
+/// The CPU's own copies reach what a request reaches, and no further.
+#[test]
+fn the_cpu_can_look_at_a_buffer() {
+    let context = context(|_| ());
+    let vram = Vram::new(&context, 10_000);
+    let part = vram.buffer.slice(1000..9000).expect("it is inside");
+    let data = content(3, 0, 5000);
+    part.upload(7, &data).expect("it can be written");
+    assert_eq!(vram.content()[1007..6007], data);
+    assert_eq!(vram.content()[..1007], [POISON; 1007]);
+    let mut found = vec![0; 5002];
+    part.download(6, &mut found).expect("it can be read");
+    assert_eq!(found[1..5001], data);
+    assert_eq!((found[0], found[5001]), (POISON, POISON));
+
+    let mut host = vec![1u8; 64];
+    // SAFETY: The memory outlives the buffer, and is used between its calls only.
+    let buffer = unsafe { GpuBuffer::from_host(&context, host.as_mut_ptr().cast(), 64) };
+    let buffer = buffer.expect("it is memory");
+    buffer.upload(60, &[2; 4]).expect("it can be written");
+    let mut all = [0; 64];
+    buffer.download(0, &mut all).expect("it can be read");
+    assert_eq!(all[59..], [1, 2, 2, 2, 2]);
+    for (offset, len) in [(61, 4), (65, 0), (u64::MAX, 4)] {
+        let error = buffer.upload(offset, &vec![0; len]).expect_err("outside");
+        assert_eq!(error.reason, Reason::OutOfRange, "{offset}");
+        let error = buffer
+            .download(offset, &mut vec![0; len])
+            .expect_err("outside");
+        assert_eq!(error.reason, Reason::OutOfRange, "{offset}");
+    }
+}

@@ -447,7 +447,7 @@ fn it_ends_early_with_the_reason() {
 }
 
 fn header() -> impl Strategy<Value = (String, u64)> {
-    let shape = prop::collection::vec(0u64..9, 0..4);
+    let shape = prop::collection::vec(0u64..50, 0..3);
     let entry = ("[a-z.]{1,8}", 0usize..4, shape);
     prop::collection::vec(entry, 0..8).prop_map(|entries| {
         let mut header = serde_json::Map::new();

@@ -12,12 +12,13 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use vramio::{Config, Context};
 
 use crate::failure::Failure;
 use crate::gpu::{Allocation, Gpu, MemoryKind};
 use crate::output;
+use crate::progress;
 use crate::signal::Signals;
 use crate::workload::lane::{no_room, Budget, Content, Control, Lane, Means, Spec};
 use crate::workload::order::{divide, Order, Plan};
@@ -122,7 +123,7 @@ pub fn run(args: &BenchArgs) -> Result<Report<'_>, Failure> {
     let target = target::prepare(args, &found, |region| check(args, region), &signals)?;
 
     let control = Control::new(&signals);
-    let bar = progress();
+    let bar = progress::line();
     let mut points: Vec<Point> = Vec::new();
     for sizes in args.sizes() {
         if signals.caught().is_some() {
@@ -361,14 +362,4 @@ impl Bench<'_> {
             }
         }
     }
-}
-
-/// A line on standard error, if that is a terminal.
-fn progress() -> ProgressBar {
-    let bar = ProgressBar::new_spinner();
-    // A constant; were it wrong, the default style would do.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {prefix}") {
-        bar.set_style(style);
-    }
-    bar
 }

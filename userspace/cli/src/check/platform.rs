@@ -449,6 +449,22 @@ mod tests {
         }
     }
 
+    /// What is in the way of the machine is in the way of each of its mounts.
+    #[test]
+    fn an_obstacle_has_a_reason() {
+        let (gpu, drive) = ("0000:03:00.0", "0000:04:00.0");
+        let place = |text: &str| text.parse::<PciAddress>().expect("an address");
+        for (provider, module, reason) in [
+            (true, true, None),
+            (true, false, Some(Reason::NoModule)),
+            (false, true, Some(Reason::NoPgmap)),
+        ] {
+            let platform = platform("off", provider, module);
+            let found = platform.obstacle(Some(place(gpu)), &[place(drive)]);
+            assert_eq!(found, reason.map(Code::from), "{provider} {module}");
+        }
+    }
+
     #[test]
     fn what_cannot_be_read_is_said() {
         let text = platform("unknown", true, true).to_text();

@@ -245,7 +245,7 @@ impl Report<'_> {
 
     fn to_text(&self) -> String {
         let mut text = format!(
-            "{} on {}\n\n{:>6}{:>10}{:>10}\n",
+            "{} on {}, GB/s\n\n{:>6}{:>10}{:>10}  way\n",
             self.args.file.display(),
             self.filesystem.name,
             "size",

@@ -2,7 +2,7 @@
 
 //! One engine for all that measures: which requests are made ([`order`]), what data they
 //! carry ([`pattern`]), which way they go ([`way`]), who makes them ([`lane`]), for how long
-//! ([`slice`]), and what that took ([`sample`], [`account`]).
+//! ([`mod@slice`]), and what that took ([`sample`], [`account`]).
 
 pub mod account;
 pub mod lane;

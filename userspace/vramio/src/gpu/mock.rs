@@ -268,45 +268,6 @@ impl MockMemory {
         self.allocation.offset
     }
 
-    /// Copies host memory into it by CPU, from `offset` on.
-    ///
-    /// # Errors
-    ///
-    /// [`Reason::OutOfRange`].
-    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let to = self.at(offset, data.len(), Operation::Write)?;
-        let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
-        // SAFETY: The place is inside the mapping, which lives as long as `self`, and no
-        // reference points into it.
-        unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
-        Ok(())
-    }
-
-    /// Copies it into host memory by CPU, from `offset` on.
-    ///
-    /// # Errors
-    ///
-    /// [`Reason::OutOfRange`].
-    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
-        let from = self.at(offset, data.len(), Operation::Read)?;
-        let from = std::ptr::with_exposed_provenance::<u8>(from);
-        // SAFETY: As in `write`.
-        unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) };
-        Ok(())
-    }
-
-    /// The address of `len` bytes from `offset` on.
-    fn at(&self, offset: u64, len: usize, operation: Operation) -> Result<usize, Error> {
-        let end = offset.checked_add(len as u64);
-        if end.is_none_or(|end| end > self.mapping.len()) {
-            return Err(Error::new(operation, &self.description)
-                .with_range(offset, len as u64)
-                .with_reason(Reason::OutOfRange));
-        }
-        // Inside the mapping, so it fits.
-        Ok(self.mapping.addr() + offset as usize)
-    }
-
     /// Exports it as a dma-buf. The memory stays as long as the dma-buf.
     ///
     /// # Errors
