@@ -28,6 +28,7 @@ mod run;
 mod signal;
 mod size;
 mod stats;
+mod tally;
 mod tune;
 mod workload;
 

@@ -317,6 +317,11 @@ fn errno_fix(errno: Errno) -> &'static str {
     }
 }
 
+/// The errno of an error of the standard library; unknown, if it has none.
+pub(crate) fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}
+
 /// A name for a descriptor in an error: its number, and its path if `/proc` knows
 /// it.
 pub(crate) fn descriptor_name(fd: BorrowedFd<'_>) -> String {

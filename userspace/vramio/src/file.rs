@@ -19,7 +19,7 @@ use vramio_abi::Reason;
 use crate::code::Code;
 use crate::context::Context;
 use crate::engine::compat::cachestat;
-use crate::error::{descriptor_name, Error, Operation};
+use crate::error::{descriptor_name, errno, Error, Operation};
 use crate::filesystem::FileSystem;
 use crate::outcome::Direction;
 use crate::plan::{Extent, Map};
@@ -106,8 +106,7 @@ impl File {
     ) -> Result<Self, Error> {
         let path = path.as_ref();
         let file = options.open(path).map_err(|error| {
-            Error::new(Operation::Open, path.display().to_string())
-                .with_errno(Errno::from_raw(error.raw_os_error().unwrap_or_default()))
+            Error::new(Operation::Open, path.display().to_string()).with_errno(errno(&error))
         })?;
         Self::new(context, file.into())
     }
@@ -122,8 +121,7 @@ impl File {
     pub fn from_fd(context: &Context, fd: impl AsFd) -> Result<Self, Error> {
         let fd = fd.as_fd();
         let own = fd.try_clone_to_owned().map_err(|error| {
-            Error::new(Operation::Open, descriptor_name(fd))
-                .with_errno(Errno::from_raw(error.raw_os_error().unwrap_or_default()))
+            Error::new(Operation::Open, descriptor_name(fd)).with_errno(errno(&error))
         })?;
         Self::new(context, own)
     }
@@ -363,7 +361,7 @@ impl Target {
             .custom_flags((flags - OFlag::O_ACCMODE).bits())
             .open(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
             .map(OwnedFd::from)
-            .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_default()))
+            .map_err(|error| errno(&error))
     }
 }
 

@@ -31,20 +31,20 @@ impl Submission {
         let Some((job, section)) = self.whole(request) else {
             return Some(then);
         };
-        let inner = self.file.context.inner.clone();
-        let Some(seat) = inner.kmod.as_ref().ok().and_then(|kmod| kmod.seat(&job)) else {
+        let file = self.file.clone();
+        let kmod = file.context.inner.kmod.as_ref();
+        let Some(seat) = kmod.ok().and_then(|kmod| kmod.seat(&job)) else {
             return Some(then);
         };
         let account = Account::open(&self.buffer, &request);
-        let file = self.file.clone();
         let part = Job {
             request: job.request.part(section.at, section.ask),
             ..job.clone()
         };
-        seat.start(part.clone(), move |result| {
+        seat.start(part, move |part, result| {
             let whole = matches!(&result, Ok(outcome) if outcome.bytes >= section.len);
             let land = move || {
-                let result = match (result, &inner.kmod) {
+                let result = match (result, &file.context.inner.kmod) {
                     (Ok(outcome), Ok(kmod)) if !whole => kmod.go_on(&part, outcome),
                     (Err(error), Ok(kmod)) => {
                         kmod.forget(&job, error.errno);

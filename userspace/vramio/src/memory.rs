@@ -8,12 +8,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use nix::errno::Errno;
 use vramio_abi::Reason;
 
 use crate::context::Context;
 use crate::engine::kmod::Registration;
-use crate::error::{descriptor_name, Error, Operation};
+use crate::error::{descriptor_name, errno, Error, Operation};
 use crate::gpu::cuda::{self, CudaMemory, Pointer};
 use crate::gpu::p2pmem::Provider;
 use crate::gpu::GpuMemory;
@@ -167,9 +166,7 @@ impl GpuBuffer {
         };
         // A dma-buf's end is its size.
         let len = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekEnd).map_err(error)?;
-        let own = fd
-            .try_clone_to_owned()
-            .map_err(|io| error(Errno::from_raw(io.raw_os_error().unwrap_or_default())))?;
+        let own = fd.try_clone_to_owned().map_err(|io| error(errno(&io)))?;
         Self::new(context, Kind::DmaBuf { fd: own, gpu }, len.unsigned_abs())
     }
 

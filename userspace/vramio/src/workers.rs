@@ -32,9 +32,9 @@ pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> bool {
 }
 
 /// Something to be called.
-struct Once(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+struct Once<F>(Mutex<Option<F>>);
 
-impl Task for Once {
+impl<F: FnOnce() + Send> Task for Once<F> {
     fn enter(&self) {}
 
     fn run(self: Arc<Self>) {
@@ -73,7 +73,7 @@ impl Workers {
 
     /// Has `call` called by a worker; here, if none can be had.
     pub(crate) fn call(&'static self, call: impl FnOnce() + Send + 'static) {
-        let task: Arc<dyn Task> = Arc::new(Once(Mutex::new(Some(Box::new(call)))));
+        let task: Arc<dyn Task> = Arc::new(Once(Mutex::new(Some(call))));
         if !self.post(&task, 1) {
             self.withdraw(&task);
             task.run();

@@ -471,7 +471,8 @@ fn truncate_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
 }
 
 /// A file that becomes journaled during a request: from then on ext4 goes by the page cache
-/// without a word, and the request says so.
+/// without a word, and the request says so. One that was submitted may end early there; what
+/// is left is then refused, and that is the last thing that it says.
 fn chattr_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
     without_delay(context, |context| {
         during(context, "allow", way, |context, slow| {
@@ -480,12 +481,15 @@ fn chattr_mid_request(context: &mut Context<'_>, way: Way) -> Result<()> {
             ensure!(
                 (done.bytes, done.error) == (SLOW, 0)
                     && (1..SLOW).contains(&done.uncovered)
-                    && done.reason == Reason::BufferedFallback.name(),
+                    && (done.reason == Reason::BufferedFallback.name()
+                        || (way == Way::Submitted && done.reason == Reason::DataJournal.name())),
                 "{done:?}"
             );
+            let stats = setup.client.stats()?;
+            let counted = |reason: &str| stats.reasons.get(reason) == Some(&1);
             ensure!(
-                setup.client.counted(Reason::BufferedFallback)? == 1,
-                "not counted"
+                counted(Reason::BufferedFallback.name()) && counted(&done.reason),
+                "not counted: {stats:?}"
             );
             // The next case makes the file anew.
             journaled(&context.session, &path, false)

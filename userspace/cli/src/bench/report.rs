@@ -15,6 +15,7 @@ use crate::failure::{Failure, FailureJson};
 use crate::gpu::{Gpu, GpuJson};
 use crate::output;
 use crate::size;
+use crate::tally::{PathJson, ReasonJson, Tally};
 use crate::workload::way::Way;
 
 /// A run, finished or not.
@@ -199,7 +200,7 @@ impl Report<'_> {
             }
         };
         for way in self.args.ways() {
-            let mut tally = crate::cp::tally::Tally::default();
+            let mut tally = Tally::default();
             let mut verified = 0;
             for side in self.sides().filter(|side| side.way == way) {
                 tally.merge(&side.sample.tally);
@@ -208,15 +209,7 @@ impl Report<'_> {
                     note(format!("{way}: {} ({failure})", side.status()));
                 }
             }
-            let moved: u64 = tally.paths.iter().map(|path| path.bytes).sum();
-            let shares: Vec<String> = tally
-                .paths
-                .iter()
-                .map(|path| {
-                    let share = path.bytes as f64 / moved as f64 * 100.0;
-                    format!("{share:.1} % {} ({})", path.path, path.certainty)
-                })
-                .collect();
+            let shares = tally.shares();
             if !shares.is_empty() {
                 note(format!("{way}: {}", shares.join(", ")));
             }
@@ -225,13 +218,7 @@ impl Report<'_> {
                 if way == Way::Compat && reason.reason == Reason::Denied {
                     continue;
                 }
-                note(format!(
-                    "{way}: {}, {} requests: {}; fix: {}",
-                    reason.reason,
-                    reason.requests,
-                    reason.reason.sentence(),
-                    reason.reason.fix()
-                ));
+                note(format!("{way}: {}", reason.text()));
             }
             if verified > 0 {
                 note(format!("{way}: {verified} bytes checked, all right"));
@@ -362,7 +349,7 @@ struct SideJson {
     cpu_seconds_per_gb: CostJson,
     drive_bytes_per_second: Option<f64>,
     direct_share: f64,
-    took: Vec<TookJson>,
+    took: Vec<PathJson>,
     reasons: Vec<ReasonJson>,
 }
 
@@ -381,22 +368,6 @@ struct CostJson {
     user: f64,
     system: f64,
     softirq: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct TookJson {
-    path: String,
-    certainty: String,
-    bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct ReasonJson {
-    reason: String,
-    requests: u64,
-    bytes: u64,
-    sentence: &'static str,
-    fix: &'static str,
 }
 
 fn point_json(point: &Point) -> PointJson {
@@ -452,27 +423,7 @@ fn side_json(side: &Side) -> SideJson {
         } else {
             0.0
         },
-        took: sample
-            .tally
-            .paths
-            .iter()
-            .map(|tally| TookJson {
-                path: tally.path.to_string(),
-                certainty: tally.certainty.to_string(),
-                bytes: tally.bytes,
-            })
-            .collect(),
-        reasons: sample
-            .tally
-            .reasons
-            .iter()
-            .map(|tally| ReasonJson {
-                reason: tally.reason.to_string(),
-                requests: tally.requests,
-                bytes: tally.bytes,
-                sentence: tally.reason.sentence(),
-                fix: tally.reason.fix(),
-            })
-            .collect(),
+        took: sample.tally.paths_json(),
+        reasons: sample.tally.reasons_json(),
     }
 }

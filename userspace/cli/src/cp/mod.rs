@@ -3,7 +3,6 @@
 //! `vramio cp`: checks first, then moves, then says how it went.
 
 mod report;
-pub mod tally;
 mod through;
 mod transfer;
 mod verify;
@@ -89,12 +88,7 @@ fn read<'a>(args: &'a CpArgs, job: &Job<'a>, signals: &Signals) -> Result<Report
     file::required_kind(job.file)?;
     let file = file::open(job.file, false)?;
     let offset = args.file_offset.unwrap_or(0);
-    let rest = file::length(&file, job.file)?.checked_sub(offset);
-    let (size, rest) = match (args.size, rest) {
-        (Some(size), Some(rest)) if size <= rest => (size, rest),
-        (None, Some(rest)) => (rest, rest),
-        (size, rest) => return Err(beyond_the_end(job, offset, size, rest)),
-    };
+    let (size, rest) = range(job, &file, offset, args.size)?;
 
     let context = context(args.policy)?;
     let gpu = Gpu::open(job.gpu)?;
@@ -312,6 +306,21 @@ fn operation(direction: Direction) -> &'static str {
     match direction {
         Direction::Read => "read",
         Direction::Write => "write",
+    }
+}
+
+/// How much is to be read from `offset` on, and how much is there.
+fn range(
+    job: &Job<'_>,
+    file: &File,
+    offset: u64,
+    size: Option<u64>,
+) -> Result<(u64, u64), Failure> {
+    let rest = file::length(file, job.file)?.checked_sub(offset);
+    match (size, rest) {
+        (Some(size), Some(rest)) if size <= rest => Ok((size, rest)),
+        (None, Some(rest)) => Ok((rest, rest)),
+        (size, rest) => Err(beyond_the_end(job, offset, size, rest)),
     }
 }
 

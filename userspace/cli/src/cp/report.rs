@@ -8,12 +8,12 @@ use serde::Serialize;
 use vramio::Reason;
 
 use super::operation;
-use super::tally::TallyJson;
 use super::transfer::{End, Plan, Transfer};
 use super::verify::Verified;
 use crate::args::CpArgs;
 use crate::failure::{Failure, FailureJson};
 use crate::gpu::{Gpu, GpuJson};
+use crate::tally::TallyJson;
 
 /// What a copy was and did.
 #[derive(Debug)]

@@ -11,7 +11,6 @@ use serde_json::json;
 use vramio::{Context, Direction, Options, Outcome, Pending, Policy, Submission};
 
 use super::report::incomplete;
-use super::tally::Tally;
 use super::transfer::{End, Piece, Plan};
 use super::verify::{self, Verified};
 use super::{accepted, allocate, check_lengths, Ended};
@@ -22,6 +21,7 @@ use crate::gpu::{Gpu, Memory};
 use crate::output;
 use crate::progress;
 use crate::signal::Signals;
+use crate::tally::Tally;
 
 /// What GPU memory holds before the destination is read back into it.
 const POISON: u8 = 0xa5;
@@ -58,12 +58,7 @@ pub fn run(args: &CpArgs, through: &Through<'_>, signals: &Signals) -> Result<En
         file: through.source,
         gpu: through.gpu,
     };
-    let rest = file::length(&from, through.source)?.checked_sub(offset);
-    let (size, rest) = match (args.size, rest) {
-        (Some(size), Some(rest)) if size <= rest => (size, rest),
-        (None, Some(rest)) => (rest, rest),
-        (size, rest) => return Err(super::beyond_the_end(&reading, offset, size, rest)),
-    };
+    let (size, rest) = super::range(&reading, &from, offset, args.size)?;
     refuse_the_same(through)?;
     let context = super::context(args.policy)?;
     let gpu = Gpu::open(through.gpu)?;

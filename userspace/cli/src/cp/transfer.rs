@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vramio::{Code, Direction, Errno, Error, Outcome, Reason};
 
-use super::tally::Tally;
+use crate::tally::Tally;
 
 /// What a copy is made of. All in bytes.
 #[derive(Clone, Copy, Debug)]

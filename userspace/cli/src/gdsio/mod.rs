@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use vramio::Context;
 use vramio_cufile_config::Cufile;
 
-use crate::cp::tally::Tally;
 use crate::failure::Failure;
 use crate::gpu::Gpu;
 use crate::output;
 use crate::signal::Signals;
+use crate::tally::Tally;
 use crate::workload::lane::{Budget, Content, Control, Lane, Means, Spec};
 use crate::workload::order::{divide, Plan};
 use crate::workload::sample::Sample;
@@ -275,20 +275,10 @@ fn line(config: &Config, kind: Kind, jobs: &[&Job], sample: &Sample, total: u64)
 /// Says on standard error how the bytes travelled, and why: the line of results has no field
 /// for that, and its XferType is what was asked for.
 fn explain(tally: &Tally) {
-    let moved: u64 = tally.paths.iter().map(|path| path.bytes).sum();
-    for path in &tally.paths {
-        let share = path.bytes as f64 / moved as f64 * 100.0;
-        let text = format!("{share:.1} % {} ({})", path.path, path.certainty);
-        output::complain_as("gdsio", text);
+    for share in tally.shares() {
+        output::complain_as("gdsio", share);
     }
     for reason in &tally.reasons {
-        let text = format!(
-            "{}, {} requests: {}; fix: {}",
-            reason.reason,
-            reason.requests,
-            reason.reason.sentence(),
-            reason.reason.fix()
-        );
-        output::complain_as("gdsio", text);
+        output::complain_as("gdsio", reason.text());
     }
 }

@@ -13,10 +13,10 @@ use clap::Parser;
 use vramio::{Batch, Direction, GpuBuffer, Options, Outcome, Submission};
 
 use super::{config, context, explain};
-use crate::cp::tally::Tally;
 use crate::failure::Failure;
 use crate::gpu::Gpu;
 use crate::output;
+use crate::tally::Tally;
 
 /// What the GPU's memory holds before a read.
 const POISON: u8 = 0xa5;

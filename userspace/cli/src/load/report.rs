@@ -6,10 +6,10 @@ use serde_json::{json, Value};
 use vramio::safetensors::{Loaded, Model};
 
 use super::args::LoadArgs;
-use crate::cp::tally::Tally;
 use crate::failure::Failure;
 use crate::gpu::{Gpu, Memory};
 use crate::output;
+use crate::tally::Tally;
 
 /// What was loaded, and how.
 pub struct Report<'a> {

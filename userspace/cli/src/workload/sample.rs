@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use vramio::Outcome;
 
 use super::account::Account;
-use crate::cp::tally::Tally;
+use crate::tally::Tally;
 
 /// The longest latency that is told apart from longer ones: an hour, in nanoseconds.
 const LONGEST: u64 = 3_600_000_000_000;

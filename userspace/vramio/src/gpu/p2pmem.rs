@@ -18,7 +18,7 @@ use vramio_abi::Reason;
 
 use super::mapping::Mapping;
 use super::{GpuMemory, BAD_LENGTH};
-use crate::error::{Error, Explanation, Operation};
+use crate::error::{errno, Error, Explanation, Operation};
 use crate::pci::PciAddress;
 
 /// Where the kernel shows PCI functions.
@@ -71,8 +71,7 @@ impl Provider {
         let memory = function.join("p2pmem");
         let name = memory.join("allocate");
         let error = |error: &io::Error| {
-            let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
-            Error::new(Operation::Open, name.display().to_string()).with_errno(errno)
+            Error::new(Operation::Open, name.display().to_string()).with_errno(errno(error))
         };
         let known = |size: &Path| -> io::Result<u64> {
             let text = std::fs::read_to_string(size)?;
@@ -140,7 +139,7 @@ impl Provider {
             .files
             .available
             .read_at(&mut text, 0)
-            .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or_default()))?;
+            .map_err(|error| errno(&error))?;
         let text = std::str::from_utf8(&text[..len]).map_err(|_| Errno::EIO)?;
         text.trim().parse().map_err(|_| Errno::EIO)
     }

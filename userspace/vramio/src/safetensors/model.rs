@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::header::{self, Header, Tensor};
 use super::{LoadError, Problem};
 use crate::context::Context;
-use crate::error::{Error, Operation};
+use crate::error::{errno, Error, Operation};
 use crate::file::File;
 
 /// The name of an index.
@@ -216,8 +216,7 @@ fn read(file: &File, path: &Path, buffer: &mut [u8], offset: u64) -> Result<usiz
 }
 
 fn io(path: &Path, error: &std::io::Error) -> LoadError {
-    let errno = Errno::from_raw(error.raw_os_error().unwrap_or_default());
     Error::new(Operation::Open, path.display().to_string())
-        .with_errno(errno)
+        .with_errno(errno(error))
         .into()
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use io_uring::{squeue, IoUring};
 use nix::errno::Errno;
 
+use crate::error::errno;
 use crate::gpu::cuda::SLOTS;
 use crate::process::Owner;
 
@@ -42,10 +43,6 @@ impl fmt::Debug for Ring {
             .field("stuck", &self.stuck)
             .finish_non_exhaustive()
     }
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }
 
 impl Ring {

@@ -320,6 +320,10 @@ impl Kmod {
                     if at == 0 {
                         return Err(error);
                     }
+                    // The outcome has room for one reason; none is left uncounted.
+                    if sum.reason != Reason::None {
+                        job.count(sum.reason);
+                    }
                     sum.error = Some(error.errno.unwrap_or(Errno::EIO));
                     sum.reason = error.reason;
                     break;
@@ -346,13 +350,13 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Starts the request, and calls `then` with what came of it: in the ring's thread,
+    /// Starts the request, and calls `then` with it and what came of it: in the ring's thread,
     /// which is not to be kept from its work, or here, if it can't begin. It may have moved
     /// fewer bytes than asked for without a reason: [`Kmod::go_on`].
     pub(crate) fn start(
         self,
         job: Job,
-        then: impl FnOnce(Result<Outcome, Error>) + Send + 'static,
+        then: impl FnOnce(Job, Result<Outcome, Error>) + Send + 'static,
     ) {
         let Seat {
             place,
@@ -374,7 +378,7 @@ impl Seat {
                     Err(failure(&job, Errno::EIO, Reason::IoError as u16))
                 }
             };
-            then(result);
+            then(job, result);
         };
         // SAFETY: Registration, device and file, which the entry names by number, are there
         // until `ended` is dropped, which holds on to them.

@@ -17,6 +17,7 @@ use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::error::errno;
 use crate::process::Owner;
 use crate::sync::Finish;
 use crate::workers;
@@ -196,6 +197,11 @@ struct Thread {
     ring: IoUring<squeue::Entry128, cqueue::Entry32>,
     /// Under way, by number.
     flights: [Option<(Then, Place)>; MOST],
+    /// The other numbers.
+    free: Vec<usize>,
+    /// What has just come, and what has just ended: empty, but for their room.
+    came: Vec<Flight>,
+    done: Vec<((Then, Place), Ended)>,
     /// Whether the ring watches the bell.
     watched: bool,
 }
@@ -212,6 +218,9 @@ impl Thread {
             shared,
             ring,
             flights: [const { None }; MOST],
+            free: (0..MOST).collect(),
+            came: Vec::new(),
+            done: Vec::new(),
             watched: false,
         })
     }
@@ -219,7 +228,7 @@ impl Thread {
     fn work(mut self) {
         let mut tries = 0;
         loop {
-            if self.fetch() && self.flights.iter().all(Option::is_none) {
+            if self.fetch() && self.free.len() == MOST {
                 return;
             }
             match self.ring.submit_and_wait(1) {
@@ -242,22 +251,25 @@ impl Thread {
             let watch = opcode::PollAdd::new(types::Fd(bell), libc::POLLIN as u32).build();
             self.watched = self.push(&watch.user_data(BELL).into());
         }
+        let mut came = std::mem::take(&mut self.came);
         let mut inbox = self.shared.inbox();
-        let (came, closed) = (std::mem::take(&mut inbox.flights), inbox.closed);
+        std::mem::swap(&mut inbox.flights, &mut came);
+        let closed = inbox.closed;
         drop(inbox);
-        for Flight { entry, then, place } in came {
-            // There are as many numbers as places.
-            let free = self.flights.iter().position(Option::is_none);
-            match free {
+        for Flight { entry, then, place } in came.drain(..) {
+            // There are as many numbers as places, and more entries than that.
+            match self.free.pop() {
                 Some(number) if self.push(&entry.user_data(number as u64)) => {
                     self.flights[number] = Some((then, place));
                 }
-                _ => {
+                number => {
+                    self.free.extend(number);
                     drop(place);
                     then(Ended::NotBegun);
                 }
             }
         }
+        self.came = came;
         closed
     }
 
@@ -268,7 +280,6 @@ impl Thread {
     }
 
     fn reap(&mut self) {
-        let mut done = Vec::new();
         for entry in self.ring.completion() {
             let number = entry.user_data();
             if number == BELL {
@@ -277,11 +288,14 @@ impl Thread {
                 let _ = self.shared.bell.read();
             } else if let Some(flight) = self.flights.get_mut(number as usize) {
                 let ended = Ended::Done(entry.result(), entry.big_cqe()[0]);
-                done.extend(flight.take().map(|flight| (flight, ended)));
+                if let Some(flight) = flight.take() {
+                    self.free.push(number as usize);
+                    self.done.push((flight, ended));
+                }
             }
         }
         // Called when the completions are given back to the kernel.
-        for ((then, place), ended) in done {
+        for ((then, place), ended) in self.done.drain(..) {
             drop(place);
             then(ended);
         }
@@ -304,10 +318,6 @@ impl Thread {
             then(Ended::NotBegun);
         }
     }
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }
 
 #[cfg(test)]

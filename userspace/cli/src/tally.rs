@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Adds up what the requests of a copy did, and shows it.
+//! Adds up what requests did, and shows it.
 
 use serde::Serialize;
 use vramio::{Certainty, Code, Outcome, Path, Reason};
 
-/// The sums over the requests of a copy.
+/// The sums over requests.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Bytes that moved.
@@ -47,6 +47,15 @@ pub struct ReasonTally {
     /// Bytes that the reason is about: those that the CPU wrote, if it wrote any,
     /// else all that the requests moved.
     pub bytes: u64,
+}
+
+impl ReasonTally {
+    /// For people: the reason, how often, and what to do.
+    pub fn text(&self) -> String {
+        let (reason, requests) = (self.reason, self.requests);
+        let (sentence, fix) = (reason.sentence(), reason.fix());
+        format!("{reason}, {requests} requests: {sentence}; fix: {fix}")
+    }
 }
 
 impl Tally {
@@ -136,20 +145,18 @@ impl Tally {
         lines
     }
 
+    /// For people, on short lines: the shares of the paths.
+    pub fn shares(&self) -> Vec<String> {
+        let all: u64 = self.paths.iter().map(|tally| tally.bytes).sum();
+        let share = |tally: &PathTally| {
+            let share = tally.bytes as f64 / all as f64 * 100.0;
+            format!("{share:.1} % {} ({})", tally.path, tally.certainty)
+        };
+        self.paths.iter().map(share).collect()
+    }
+
     /// For programs.
     pub fn to_json(&self) -> TallyJson {
-        let path = |tally: &PathTally| PathJson {
-            path: tally.path.to_string(),
-            certainty: tally.certainty.to_string(),
-            bytes: tally.bytes,
-        };
-        let reason = |tally: &ReasonTally| ReasonJson {
-            reason: tally.reason.to_string(),
-            requests: tally.requests,
-            bytes: tally.bytes,
-            sentence: tally.reason.sentence(),
-            fix: tally.reason.fix(),
-        };
         TallyJson {
             requests: self.requests,
             parts: self.parts,
@@ -157,9 +164,31 @@ impl Tally {
             uncovered: self.uncovered,
             zeroed: self.zeroed,
             certainty: self.certainty().to_string(),
-            paths: self.paths.iter().map(path).collect(),
-            reasons: self.reasons.iter().map(reason).collect(),
+            paths: self.paths_json(),
+            reasons: self.reasons_json(),
         }
+    }
+
+    /// The paths alone.
+    pub fn paths_json(&self) -> Vec<PathJson> {
+        let json = |tally: &PathTally| PathJson {
+            path: tally.path.to_string(),
+            certainty: tally.certainty.to_string(),
+            bytes: tally.bytes,
+        };
+        self.paths.iter().map(json).collect()
+    }
+
+    /// The reasons alone.
+    pub fn reasons_json(&self) -> Vec<ReasonJson> {
+        let json = |tally: &ReasonTally| ReasonJson {
+            reason: tally.reason.to_string(),
+            requests: tally.requests,
+            bytes: tally.bytes,
+            sentence: tally.reason.sentence(),
+            fix: tally.reason.fix(),
+        };
+        self.reasons.iter().map(json).collect()
     }
 
     /// Adds the requests of another.
@@ -201,15 +230,17 @@ pub struct TallyJson {
     reasons: Vec<ReasonJson>,
 }
 
+/// A path as JSON.
 #[derive(Debug, Serialize)]
-struct PathJson {
+pub struct PathJson {
     path: String,
     certainty: String,
     bytes: u64,
 }
 
+/// A reason as JSON.
 #[derive(Debug, Serialize)]
-struct ReasonJson {
+pub struct ReasonJson {
     reason: String,
     requests: u64,
     bytes: u64,
