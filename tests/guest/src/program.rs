@@ -231,13 +231,19 @@ fn answer(result: Result<Outcome, Error>) -> Answer {
     }
 }
 
-/// The names of the process's threads.
+/// The names of the process's threads; one that ends meanwhile has none.
 fn threads() -> io::Result<Vec<String>> {
-    let tasks = fs::read_dir("/proc/self/task")?;
-    let names = tasks.map(|task| fs::read_to_string(task?.path().join("comm")));
-    names
-        .map(|name| name.map(|name| name.trim().to_owned()))
-        .collect()
+    let mut names = Vec::new();
+    for task in fs::read_dir("/proc/self/task")? {
+        match fs::read_to_string(task?.path().join("comm")) {
+            Ok(name) => names.push(name.trim().to_owned()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // ESRCH: it ended after the file was opened.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(names)
 }
 
 fn done(outcome: &Outcome) -> Done {

@@ -320,8 +320,8 @@ impl Kmod {
                     if at == 0 {
                         return Err(error);
                     }
-                    // The outcome has room for one reason; none is left uncounted.
-                    if sum.reason != Reason::None {
+                    // The outcome has room for one reason, and the caller counts that.
+                    if sum.reason != Reason::None && sum.reason != error.reason {
                         job.count(sum.reason);
                     }
                     sum.error = Some(error.errno.unwrap_or(Errno::EIO));
