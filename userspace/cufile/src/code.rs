@@ -150,7 +150,7 @@ fn of_reason(reason: Known<Reason>) -> Option<Failure> {
             Code::CudaPointerInvalid
         }
         Reason::CudaError | Reason::NoCuda => return Some(Failure::Cuda(CUDA_UNKNOWN)),
-        Reason::PoolExhausted | Reason::NoMemory => Code::NoMemory,
+        Reason::PoolExhausted | Reason::BounceExhausted | Reason::NoMemory => Code::NoMemory,
         Reason::BarFull
         | Reason::RegistrationLimit
         | Reason::RegistrationSize
