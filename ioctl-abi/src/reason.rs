@@ -266,11 +266,13 @@ pub enum Reason {
     RouteUnusable = 335,
     /// All bounce buffers of the GPU on the way are in use.
     BounceExhausted = 336,
+    /// The copy from one GPU's memory into another one's failed.
+    PeerCopy = 340,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 127] = [
+    pub const ALL: [Reason; 128] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -398,6 +400,7 @@ impl Reason {
         Reason::RouteOverride,
         Reason::RouteUnusable,
         Reason::BounceExhausted,
+        Reason::PeerCopy,
     ];
 
     /// The reason with this number.
@@ -1056,6 +1059,11 @@ impl Reason {
                 "bounce-exhausted",
                 "all bounce buffers of the GPU on the way are in use",
                 "raise routing.bytes, or make fewer requests at the same time",
+            ),
+            Reason::PeerCopy => (
+                "peer-copy",
+                "the copy from one GPU's memory into another one's failed",
+                "see the name of the error in the CUDA documentation, and what `nvidia-smi topo -p2p rw` says",
             ),
         }
     }

@@ -440,6 +440,8 @@ enum vramio_reason {
 	VRAMIO_REASON_ROUTE_UNUSABLE = 335,
 	/* All bounce buffers of the GPU on the way are in use. */
 	VRAMIO_REASON_BOUNCE_EXHAUSTED = 336,
+	/* The copy from one GPU's memory into another one's failed. */
+	VRAMIO_REASON_PEER_COPY = 340,
 };
 
 /* What the module is and where its limits lie. */
