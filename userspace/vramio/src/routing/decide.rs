@@ -231,7 +231,7 @@ fn candidates(question: &Question<'_>) -> Vec<Candidate> {
 /// links away, then the smaller address.
 pub fn decide(question: &Question<'_>) -> Decision {
     let mut candidates = candidates(question);
-    candidates.sort_by(|a, b| a.key().cmp(&b.key()));
+    candidates.sort_by_key(Candidate::key);
 
     let wanted = question.overrides.of(question.gpu, question.drives);
     let named = |candidate: &Candidate| wanted.is_some_and(|via| via.is(&candidate.choice));

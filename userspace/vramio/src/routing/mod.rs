@@ -18,5 +18,35 @@ pub use decide::{decide, Alternative, Choice, Decision, Question};
 pub use order::{NoStep, Order, Step};
 pub use overrides::{Override, Overrides, Via, Whose};
 
+use crate::gpu::cuda;
+use crate::pci::PciAddress;
+use crate::topology::Topology;
+
+/// Adds what the CUDA driver knows of its devices: which of them reach each other's memory, and
+/// by what. Gives the devices' PCI functions; none without a driver.
+pub fn add_cuda(topology: &mut Topology) -> Vec<PciAddress> {
+    let devices = add_cuda_devices(topology);
+    devices.into_iter().map(|(_, gpu)| gpu).collect()
+}
+
+/// The same with the devices' numbers.
+pub(crate) fn add_cuda_devices(topology: &mut Topology) -> Vec<(i32, PciAddress)> {
+    let devices = cuda::devices();
+    for (at, &(one, a)) in devices.iter().enumerate() {
+        for &(other, b) in &devices[at + 1..] {
+            // Data goes both ways.
+            if !cuda::reaches(one, other) || !cuda::reaches(other, one) {
+                continue;
+            }
+            if cuda::are_linked(one, other) {
+                topology.link(a, b);
+            } else {
+                topology.add_peers(a, b);
+            }
+        }
+    }
+    devices
+}
+
 #[cfg(test)]
 mod tests;
