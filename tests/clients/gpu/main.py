@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = {
     # name: modes, the module that it needs
     "torch_gds": (("ours", "nvidia", "posix"), "torch"),
+    "checkpoints": (("ours", "nvidia", "posix"), "torch"),
     "kvikio_files": (("ours", "nvidia", "posix"), "kvikio"),
     "safetensors_files": (("ours", "nvidia", "posix"), "fastsafetensors"),
     "bindings": (("ours", "nvidia"), "cuda.bindings"),
