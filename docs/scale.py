@@ -41,8 +41,10 @@ MODEL = 140.0
 # Instructions of a request, `make bench-kernel` (docs/cost.md): direct by ioctl, direct by
 # io_uring at depth 32, pread(2) with O_DIRECT into host RAM.
 COST = {
-    4 << 10: (8098, 6946, 6880),
-    64 << 10: (8926, 7837, 8690),
+    4 << 10: (8110, 6905, 6885),
+    64 << 10: (8912, 7794, 8678),
+    1 << 20: (13473, 13215, 20249),
+    16 << 20: (148590, 148243, 296639),
 }
 # Compat engine, `make bench-gpu` on an H200 (docs/gpu.md): CPU seconds per GB, cold and
 # cached; and the rate of a pinned copy over x16 of PCIe 5.0, GB/s.

@@ -168,6 +168,7 @@ def main():
     parser.add_argument("--modes", default="ours,nvidia,posix")
     options = parser.parse_args()
     options.out = options.out or tempfile.mkdtemp(prefix="clients-")
+    os.makedirs(options.out, exist_ok=True)
     only, modes = options.only.split(","), options.modes.split(",")
     results, failed = {}, []
     for name, (case_modes, module) in CASES.items():
