@@ -252,11 +252,13 @@ pub enum Reason {
     NoPeerRoute = 285,
     /// The request went by user mapping: the kernel keeps no account that says how.
     NoAccounts = 286,
+    /// The copy from one GPU's memory into another one's failed.
+    PeerCopy = 340,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 120] = [
+    pub const ALL: [Reason; 121] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -377,6 +379,7 @@ impl Reason {
         Reason::NoProvider,
         Reason::NoPeerRoute,
         Reason::NoAccounts,
+        Reason::PeerCopy,
     ];
 
     /// The reason with this number.
@@ -1000,6 +1003,11 @@ impl Reason {
                 "no-accounts",
                 "the way was found out before the request; the kernel keeps no account that would confirm it afterwards",
                 "load vramio.ko, which looks at the kernel's accounts",
+            ),
+            Reason::PeerCopy => (
+                "peer-copy",
+                "the copy from one GPU's memory into another one's failed",
+                "see the name of the error in the CUDA documentation, and what `nvidia-smi topo -p2p rw` says",
             ),
         }
     }

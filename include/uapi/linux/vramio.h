@@ -419,6 +419,8 @@ enum vramio_reason {
 	 * The request went by user mapping: the kernel keeps no account that says how.
 	 */
 	VRAMIO_REASON_NO_ACCOUNTS = 286,
+	/* The copy from one GPU's memory into another one's failed. */
+	VRAMIO_REASON_PEER_COPY = 340,
 };
 
 /* What the module is and where its limits lie. */

@@ -149,7 +149,9 @@ fn of_reason(reason: Known<Reason>) -> Option<Failure> {
         Reason::StaleBuffer | Reason::BadPointer | Reason::NotMapped | Reason::Revoked => {
             Code::CudaPointerInvalid
         }
-        Reason::CudaError | Reason::NoCuda => return Some(Failure::Cuda(CUDA_UNKNOWN)),
+        Reason::CudaError | Reason::PeerCopy | Reason::NoCuda => {
+            return Some(Failure::Cuda(CUDA_UNKNOWN))
+        }
         Reason::PoolExhausted | Reason::NoMemory => Code::NoMemory,
         Reason::BarFull
         | Reason::RegistrationLimit

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::{gpu, switch, INVALID_CONTEXT};
 
 /// Most devices that there may be.
-const MOST: usize = 16;
+pub(crate) const MOST: usize = 16;
 /// Contexts are these numbers plus the device, as pointers.
 const BASE: usize = 0xc0de_0000;
 

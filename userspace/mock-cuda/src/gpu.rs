@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The devices: imaginary ones, or the test GPUs that `MOCK_CUDA_NODES` names.
+//! The devices: as many imaginary ones as `MOCK_CUDA_DEVICES` says (2), or the test GPUs
+//! that `MOCK_CUDA_NODES` names.
 
 use std::ffi::c_int;
 use std::fs::{File, OpenOptions};
@@ -13,17 +14,23 @@ use vramio_abi::mockgpu::{
     MOCKGPU_KIND_STATIC,
 };
 
-use crate::{switch, INVALID_DEVICE};
+use crate::{context, switch, INVALID_DEVICE};
 
 /// The variable with the nodes of the test GPUs that are the devices, with `:` between
-/// them. Without it, there are two devices that have host memory.
+/// them. Without it, there are devices that have host memory.
 const NODES: &str = "MOCK_CUDA_NODES";
-/// Devices without a GPU behind them.
+/// The variable that says how many of these there are.
+const COUNT: &str = "MOCK_CUDA_DEVICES";
+/// How many there are without it.
 const IMAGINARY: usize = 2;
 
 static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
     let Some(nodes) = std::env::var_os(NODES) else {
-        return (0..IMAGINARY).map(|_| Device::Imaginary).collect();
+        let count = std::env::var(COUNT)
+            .ok()
+            .and_then(|count| count.parse().ok());
+        let count = count.unwrap_or(IMAGINARY).min(context::MOST);
+        return (0..count).map(|_| Device::Imaginary).collect();
     };
     let nodes = nodes.to_string_lossy();
     nodes

@@ -46,12 +46,18 @@ const INVALID_DEVICE: u32 = 101;
 const INVALID_CONTEXT: u32 = 201;
 /// `CUDA_ERROR_OPERATING_SYSTEM`.
 const OPERATING_SYSTEM: u32 = 304;
+/// `CUDA_ERROR_PEER_ACCESS_UNSUPPORTED`.
+const PEER_ACCESS_UNSUPPORTED: u32 = 217;
 /// `CUDA_ERROR_INVALID_HANDLE`.
 const INVALID_HANDLE: u32 = 400;
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: u32 = 600;
 /// `CUDA_ERROR_ILLEGAL_ADDRESS`.
 const ILLEGAL_ADDRESS: u32 = 700;
+/// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
+const PEER_ACCESS_ALREADY_ENABLED: u32 = 704;
+/// `CUDA_ERROR_PEER_ACCESS_NOT_ENABLED`.
+const PEER_ACCESS_NOT_ENABLED: u32 = 705;
 /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`.
 const ALREADY_REGISTERED: u32 = 712;
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
@@ -174,15 +180,17 @@ driver! {
         put(ctx, context::pop()?)
     }
     fn cuCtxSynchronize() {
-        context::need()?;
-        stream::synchronize_all()
+        stream::synchronize(context::need()?)
     }
     fn cuMemAlloc_v2(address: *mut DevicePtr, len: usize) {
         put(address, memory::alloc(context::need()?, len)?)
     }
     fn cuMemFree_v2(address: DevicePtr) {
         // The real driver, too, waits for what is under way.
-        stream::synchronize_all()?;
+        stream::settle();
+        if let Some(allocation) = memory::find(address) {
+            stream::fault(context::of_device(allocation.device))?;
+        }
         memory::free(address)
     }
     fn cuMemGetAllocationGranularity(grain: *mut usize, prop: *const c_void, option: c_uint) {
@@ -217,13 +225,13 @@ driver! {
         virtual_memory::map(address, len, handle)
     }
     fn cuMemSetAccess(address: DevicePtr, len: usize, access: *const c_void, count: usize) {
-        if access.is_null() || count != 1 {
+        if access.is_null() || count == 0 {
             return Err(INVALID_VALUE);
         }
         virtual_memory::set_access(address, len)
     }
     fn cuMemUnmap(address: DevicePtr, len: usize) {
-        stream::synchronize_all()?;
+        stream::settle();
         virtual_memory::unmap(address, len)
     }
     fn cuMemAddressFree(address: DevicePtr, len: usize) {
@@ -238,7 +246,7 @@ driver! {
         put(start, pinned::alloc(len)?)
     }
     fn cuMemFreeHost(start: *mut c_void) {
-        stream::synchronize_all()?;
+        stream::settle();
         pinned::free(start.addr())
     }
     fn cuMemHostRegister_v2(start: *mut c_void, len: usize, flags: c_uint) {
@@ -300,22 +308,27 @@ driver! {
     }
     fn cuEventCreate(event: *mut *mut c_void, flags: c_uint) {
         let _ = flags;
-        context::need()?;
-        put(event, stream::create_event())
+        put(event, stream::create_event(context::need()?))
     }
     fn cuEventDestroy_v2(event: *mut c_void) {
         stream::destroy_event(event)
     }
     fn cuEventRecord(event: *mut c_void, stream: *mut c_void) {
-        let mark = stream::event(event)?.record();
-        stream::find(stream)?.post(stream::Work::Record(mark))
+        let (event, stream) = (stream::event(event)?, stream::find(stream)?);
+        // An event is recorded by streams of its own context alone; any may wait for it.
+        if event.ctx() != stream.ctx() {
+            return Err(INVALID_HANDLE);
+        }
+        stream.post(stream::Work::Record(event.record()))
     }
     fn cuEventSynchronize(event: *mut c_void) {
-        stream::event(event)?.recorded().wait();
-        stream::fault()
+        let event = stream::event(event)?;
+        event.recorded().wait();
+        stream::fault(event.ctx())
     }
     fn cuEventQuery(event: *mut c_void) {
-        if stream::event(event)?.recorded().is_done() { stream::fault() } else { Err(NOT_READY) }
+        let event = stream::event(event)?;
+        if event.recorded().is_done() { stream::fault(event.ctx()) } else { Err(NOT_READY) }
     }
     fn cuMemcpyHtoDAsync_v2(to: DevicePtr, from: *const c_void, len: usize, stream: *mut c_void) {
         context::need()?;
@@ -362,8 +375,8 @@ pub extern "C" fn mock_cuda_delay(microseconds: u64) {
     switch::delay(microseconds);
 }
 
-/// Mistakes so far: copies outside of live allocations, and copies of memory that is not
-/// pinned.
+/// Mistakes so far: copies outside of live allocations, copies of memory that is not pinned,
+/// and copies while the context of another device is current, or said to be the memory's.
 #[no_mangle]
 pub extern "C" fn mock_cuda_faults() -> u64 {
     switch::faults()
@@ -422,3 +435,4 @@ pub unsafe extern "C" fn mock_cuda_place(
 // Behind the macro that they use.
 mod clients;
 mod order;
+mod peer;

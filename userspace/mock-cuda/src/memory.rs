@@ -50,7 +50,7 @@ pub(crate) struct Allocation {
     pub(crate) start: u64,
     pub(crate) len: usize,
     id: u64,
-    device: usize,
+    pub(crate) device: usize,
     /// Its name at the GPU, if there is one.
     name: Option<u64>,
     sync_memops: bool,

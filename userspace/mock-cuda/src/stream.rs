@@ -11,8 +11,9 @@ use std::thread;
 
 use crate::{context, copy, switch, Done, INVALID_CONTEXT, INVALID_HANDLE};
 
-/// What fails on a stream fails everything from then on, as with the real driver.
-static FAULT: AtomicU32 = AtomicU32::new(0);
+/// What fails on a stream fails everything of its context from then on, as with the real
+/// driver; contexts of other devices work on.
+static FAULTS: [AtomicU32; context::MOST] = [const { AtomicU32::new(0) }; context::MOST];
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Default::default);
 
 #[derive(Default)]
@@ -64,7 +65,9 @@ impl Stream {
                     Work::Copy(copy) => {
                         switch::pause();
                         if let Err(code) = copy.run() {
-                            FAULT.store(code, Relaxed);
+                            if let Ok(fault) = faults(pointer(ctx)) {
+                                fault.store(code, Relaxed);
+                            }
                         }
                     }
                     Work::Record(mark) => mark.done(),
@@ -92,7 +95,7 @@ impl Stream {
 
     /// The same for what needs no current context.
     pub(crate) fn post_anywhere(&self, work: Work) -> Done {
-        fault()?;
+        fault(self.ctx())?;
         self.work.send(work).map_err(|_| INVALID_HANDLE)
     }
 
@@ -108,7 +111,7 @@ impl Stream {
             .send(Work::Record(mark.clone()))
             .map_err(|_| INVALID_HANDLE)?;
         mark.wait();
-        fault()
+        fault(self.ctx())
     }
 }
 
@@ -121,9 +124,13 @@ fn wait_value(address: usize, value: u32) {
     }
 }
 
-/// What went wrong on a stream, if something did.
-pub(crate) fn fault() -> Done {
-    match FAULT.load(Relaxed) {
+fn faults(ctx: *mut c_void) -> Result<&'static AtomicU32, u32> {
+    FAULTS.get(context::index(ctx)?).ok_or(INVALID_CONTEXT)
+}
+
+/// What went wrong on a stream of the context, if something did.
+pub(crate) fn fault(ctx: *mut c_void) -> Done {
+    match faults(ctx)?.load(Relaxed) {
         0 => Ok(()),
         code => Err(code),
     }
@@ -132,6 +139,8 @@ pub(crate) fn fault() -> Done {
 /// An event: how often it was recorded, and how many of these are done.
 #[derive(Default)]
 pub(crate) struct Event {
+    /// The context that it belongs to.
+    ctx: usize,
     state: Arc<(Mutex<(u64, u64)>, Condvar)>,
 }
 
@@ -143,6 +152,10 @@ pub(crate) struct Mark {
 }
 
 impl Event {
+    pub(crate) fn ctx(&self) -> *mut c_void {
+        pointer(self.ctx)
+    }
+
     pub(crate) fn record(&self) -> Mark {
         let mut state = self.state.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.0 += 1;
@@ -230,16 +243,30 @@ pub(crate) fn destroy(handle: *mut c_void) -> Done {
         .ok_or(INVALID_HANDLE)
 }
 
-pub(crate) fn synchronize_all() -> Done {
-    let streams: Vec<_> = lock().streams.values().cloned().collect();
+/// Waits for the streams of a context.
+pub(crate) fn synchronize(ctx: *mut c_void) -> Done {
+    let mut streams: Vec<_> = lock().streams.values().cloned().collect();
+    streams.retain(|stream| stream.ctx == ctx.addr());
     streams.iter().try_for_each(|stream| stream.synchronize())
 }
 
-pub(crate) fn create_event() -> *mut c_void {
+/// Waits for all streams, whatever becomes of what is on them.
+pub(crate) fn settle() {
+    let streams: Vec<_> = lock().streams.values().cloned().collect();
+    for stream in streams {
+        let _ = stream.synchronize();
+    }
+}
+
+pub(crate) fn create_event(ctx: *mut c_void) -> *mut c_void {
     let mut state = lock();
     state.next += 16;
     let handle = state.next;
-    state.events.insert(handle, Arc::new(Event::default()));
+    let event = Event {
+        ctx: ctx.addr(),
+        ..Event::default()
+    };
+    state.events.insert(handle, Arc::new(event));
     pointer(handle)
 }
 

@@ -153,3 +153,15 @@ pub(crate) fn capture(on: bool) {
 pub(crate) fn is_capturing() -> bool {
     CAPTURING.load(Relaxed)
 }
+
+static PEERS: AtomicBool = AtomicBool::new(true);
+
+pub(crate) fn set_peers(on: bool) {
+    PEERS.store(on, Relaxed);
+}
+
+/// Whether devices reach each other's memory. The variable is for programs that can't be
+/// told otherwise.
+pub(crate) fn peers() -> bool {
+    PEERS.load(Relaxed) && std::env::var_os("MOCK_CUDA_NO_PEERS").is_none()
+}

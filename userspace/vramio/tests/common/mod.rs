@@ -104,6 +104,15 @@ impl Mock {
         })
     }
 
+    /// Lets devices reach each other's memory, or not.
+    pub fn peers(&self, on: bool) {
+        self.named("mock_cuda_peers", "", |function, _| {
+            // SAFETY: This is the function's type.
+            let function: extern "C" fn(bool) = unsafe { std::mem::transmute(function) };
+            function(on);
+        });
+    }
+
     /// Lets copies begin late, at random.
     pub fn delay(&self, microseconds: u64) {
         if self.is_real() {
@@ -211,8 +220,13 @@ pub struct Vram {
 
 impl Vram {
     pub fn new(context: &Context, size: u64) -> Self {
+        Vram::on(0, context, size)
+    }
+
+    /// On the device with this number.
+    pub fn on(device: u32, context: &Context, size: u64) -> Self {
         mock();
-        let gpu = CudaGpu::open(0).expect("the mock has a device");
+        let gpu = CudaGpu::open(device).expect("there is the device");
         let alloc = gpu.alloc(size.max(1)).expect("there is memory");
         alloc
             .write(0, &vec![POISON; size as usize])

@@ -31,6 +31,10 @@ impl Ctx {
         Ok(Ctx { raw, id })
     }
 
+    pub(super) fn raw(self) -> CUcontext {
+        self.raw
+    }
+
     /// Makes it the thread's current context until the value is dropped.
     pub(crate) fn enter(self) -> Result<Entered, Fault> {
         let mut current = std::ptr::null_mut();

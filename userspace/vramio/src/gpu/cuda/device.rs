@@ -91,6 +91,11 @@ impl CudaGpu {
         Ok(CudaAlloc::new(address, size, ctx, primary))
     }
 
+    /// Its primary context.
+    pub(super) fn ctx(&self) -> Ctx {
+        self.ctx
+    }
+
     /// The driver's number for it.
     pub(super) fn device(&self) -> CUdevice {
         self.primary.device

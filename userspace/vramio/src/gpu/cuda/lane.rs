@@ -48,6 +48,10 @@ impl Lane {
         Ok(lane)
     }
 
+    pub(crate) fn ctx(&self) -> Ctx {
+        self.ctx
+    }
+
     pub(crate) fn is_of(&self, ctx: Ctx) -> bool {
         self.ctx == ctx
     }
@@ -101,6 +105,23 @@ impl Lane {
                 self.stream
             ))
         }
+    }
+
+    /// Copies into device memory from the memory of another context.
+    ///
+    /// # Safety
+    ///
+    /// Nothing changes the memory at `from` before the copy is done.
+    pub(crate) unsafe fn copy_peer(
+        &mut self,
+        to: CUdeviceptr,
+        from: CUdeviceptr,
+        from_ctx: Ctx,
+        len: usize,
+    ) -> Result<(), Fault> {
+        let (ctx, from_ctx) = (self.ctx.raw(), from_ctx.raw());
+        // SAFETY: As `copy_in`; the driver checks both addresses.
+        unsafe { call!(cuMemcpyPeerAsync(to, ctx, from, from_ctx, len, self.stream)) }
     }
 
     /// Fills device memory with zeros.

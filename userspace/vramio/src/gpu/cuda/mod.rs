@@ -14,6 +14,7 @@ mod export;
 mod host;
 mod lane;
 mod order;
+mod peer;
 mod pinned;
 mod pointer;
 mod queue;
@@ -24,6 +25,7 @@ pub use alloc::CudaAlloc;
 pub use device::CudaGpu;
 pub use driver::driver_version;
 pub use host::CudaHostAlloc;
+pub use peer::CudaPeer;
 pub use queue::CudaStream;
 pub use virtual_alloc::CudaVirtual;
 
