@@ -473,6 +473,9 @@ pub enum Path {
     CompatCache = 4,
     /// Through host memory, by direct I/O.
     CompatDirect = 5,
+    /// One DMA between drive and the memory of another GPU, and from there, or to there, by
+    /// the GPUs' driver.
+    Routed = 6,
 }
 
 /// How sure a result is of its [`Path`].
@@ -493,13 +496,14 @@ pub enum Certainty {
 
 impl Path {
     /// Every path.
-    pub const ALL: [Path; 6] = [
+    pub const ALL: [Path; 7] = [
         Path::None,
         Path::DirectSwitch,
         Path::DirectHostBridge,
         Path::P2pdma,
         Path::CompatCache,
         Path::CompatDirect,
+        Path::Routed,
     ];
 
     /// The path with this number.
@@ -516,6 +520,7 @@ impl Path {
             Path::P2pdma => "p2pdma",
             Path::CompatCache => "compat-cache",
             Path::CompatDirect => "compat-direct",
+            Path::Routed => "routed",
         }
     }
 
