@@ -43,6 +43,7 @@ impl Submission {
         };
         seat.start(part, move |part, result| {
             let whole = matches!(&result, Ok(outcome) if outcome.bytes >= section.len);
+            let memory = part.memory.clone();
             let land = move || {
                 let result = match (result, &file.context.inner.kmod) {
                     (Ok(outcome), Ok(kmod)) if !whole => kmod.go_on(&part, outcome),
@@ -59,7 +60,7 @@ impl Submission {
             if quick && whole {
                 land();
             } else {
-                Workers::of_process().call(land);
+                Workers::of(&memory).call(land);
             }
         });
         None

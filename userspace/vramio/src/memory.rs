@@ -228,7 +228,21 @@ fn counters(context: &Context, kind: &Kind) -> &'static Counters {
     }
 }
 
+/// How many stations there are ([`Memory::station`]).
+pub(crate) const STATIONS: usize = 64;
+
 impl Memory {
+    /// Where requests on it get staging buffers and threads: each CUDA device has a station of
+    /// its own, so that what waits for one GPU is in nobody else's way; memory of no CUDA
+    /// device has the first. Below [`STATIONS`]: devices beyond share the last.
+    pub(crate) fn station(&self) -> usize {
+        let device = match &self.kind {
+            Kind::Cuda(memory) => memory.device().try_into().unwrap_or(0),
+            Kind::Mapped(_) | Kind::Host(_) | Kind::DmaBuf { .. } => return 0,
+        };
+        STATIONS.min(device + 2) - 1
+    }
+
     pub(crate) fn new(kind: Kind, len: u64, counters: &'static Counters) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Memory {

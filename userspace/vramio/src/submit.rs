@@ -41,8 +41,8 @@ pub struct Submission {
 impl Submission {
     /// Starts the request. If all of it goes direct by the kernel module, the module carries
     /// it out, and many are with the drive at the same time; what is not known to, as the
-    /// first request on a file, runs in a thread of this crate: as many at the same time as
-    /// the process has cores, the others wait for their turn.
+    /// first request on a file, runs in a thread of this crate: as many at the same time, for
+    /// each GPU, as the process has cores, the others wait for their turn.
     pub fn submit(self) -> Pending {
         let finish = Arc::new(Finish::new());
         let set = finish.clone();
@@ -60,11 +60,13 @@ impl Submission {
     fn start(mut self, quick: bool, then: impl Landing) -> Cancel {
         let cancel = self.options.cancel.get_or_insert_default().clone();
         if std::mem::take(&mut self.options.in_callback) {
-            Workers::of_process().call(move || drop(self.start(quick, then)));
+            let memory = self.buffer.memory.clone();
+            Workers::of(&memory).call(move || drop(self.start(quick, then)));
             return cancel;
         }
         if let Some(then) = self.take_off(quick, then) {
-            Workers::of_process().call(move || then(self.carry_out()));
+            let memory = self.buffer.memory.clone();
+            Workers::of(&memory).call(move || then(self.carry_out()));
         }
         cancel
     }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The threads that help with large requests and carry out asynchronous ones: one set
-//! for the process, no more than it has cores.
+//! The threads that help with large requests and carry out asynchronous ones: a set for
+//! each GPU, of no more than there are cores.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
+use crate::memory::{Memory, STATIONS};
 use crate::process::PerProcess;
 use crate::sync::Tasks;
 
@@ -51,11 +52,12 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Those of this process. A child of fork gets its own: it has none of the parent's
-    /// threads.
-    pub(crate) fn of_process() -> &'static Workers {
-        static CURRENT: PerProcess<Workers> = PerProcess::new();
-        CURRENT.get(|| Workers::new(thread::available_parallelism().map_or(1, usize::from)))
+    /// Those of this process for requests on some memory. A child of fork gets its own: it
+    /// has none of the parent's threads.
+    pub(crate) fn of(memory: &Memory) -> &'static Workers {
+        static CURRENT: [PerProcess<Workers>; STATIONS] = [const { PerProcess::new() }; STATIONS];
+        CURRENT[memory.station()]
+            .get(|| Workers::new(thread::available_parallelism().map_or(1, usize::from)))
     }
 
     fn new(size: usize) -> Self {

@@ -5,11 +5,20 @@
 
 mod common;
 
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use common::{content, context, mock, Vram};
-use vramio::gpu::cuda::{CudaGpu, CudaPeer};
-use vramio::Reason;
+use common::{content, context, directory, evict, make, mock, open, path, warm, Vram};
+use cudarc::driver::sys::{self, CUresult};
+use tempfile::TempDir;
+use vramio::gpu::cuda::{CudaGpu, CudaHostAlloc, CudaPeer, CudaStream};
+use vramio::stats::{self, Gpu, Snapshot};
+use vramio::{Context, Direction, File, Options, Reason, Stream, Submission};
 
 const MIB: u64 = 1 << 20;
 
@@ -129,5 +138,346 @@ fn mock_a_copy_that_fails_says_so_and_the_next_one_works() {
         assert_eq!(error.reason, Reason::CudaError, "{error}");
         assert_eq!(mock().current(), 0);
     }
+    assert_eq!(mock().faults(), 0);
+}
+
+/// A buffer of one device, read and written while the other one's context is current, or none:
+/// it lands right, from threads on both devices at the same time, whatever their number is.
+#[test]
+fn buffers_of_one_device_are_served_while_the_other_is_current() {
+    let _alone = alone();
+    let dir = directory();
+    let len = 6 * MIB + 777;
+    let data = content(3, 0, len as usize);
+    let std = make(&path(&dir), &data);
+    for threads in [1, 4] {
+        let context = context(|config| config.threads = threads);
+        let file = open(&context, &path(&dir));
+        for cold in [false, true] {
+            if cold {
+                evict(&std, 0, 0);
+            } else {
+                warm(&std, 0, len as usize);
+            }
+            thread::scope(|scope| {
+                for thread in 0..6u32 {
+                    let (context, file, data) = (&context, &file, &data);
+                    scope.spawn(move || serve(context, file, data, thread));
+                }
+            });
+        }
+    }
+    assert_eq!(mock().faults(), 0);
+}
+
+/// What one thread does: a read and a write of its own, on the device of its number, with each
+/// context current in turn.
+fn serve(context: &Context, file: &File, data: &[u8], thread: u32) {
+    let dir = directory();
+    let len = data.len() as u64;
+    for current in [None, Some(0), Some(1)] {
+        mock().make_current(current);
+        let before = mock().current();
+        let vram = Vram::on(thread % 2, context, len);
+        for (at, part) in [(0, 100), (4096, 64 << 10), (0, len)] {
+            let outcome = file.read_at(&vram.buffer, at, at, part).expect("it reads");
+            assert_eq!(outcome.bytes, part);
+            assert_eq!(mock().current(), before);
+        }
+        assert!(vram.content() == data);
+        make(&path(&dir), &[]);
+        let other = open(context, &path(&dir));
+        let outcome = other.write_at(&vram.buffer, 0, 0, len).expect("it writes");
+        assert_eq!(outcome.bytes, len);
+        let submission = Submission {
+            direction: Direction::Read,
+            file: file.clone(),
+            buffer: vram.buffer.clone(),
+            file_offset: 1,
+            buffer_offset: 0,
+            len: len - 1,
+            options: Options::default(),
+        };
+        let outcome = submission.submit().wait().expect("it reads");
+        assert_eq!(outcome.bytes, len - 1);
+        assert!(vram.content()[..data.len() - 1] == data[1..]);
+        drop((other, vram));
+        assert_eq!(mock().current(), before);
+        assert!(std::fs::read(path(&dir)).expect("it is there") == data);
+    }
+    mock().make_current(None);
+}
+
+/// A stream of a device on which nothing goes on until it is let.
+struct Held {
+    stream: CudaStream,
+    word: CudaHostAlloc,
+}
+
+impl Held {
+    fn new(device: u32) -> Self {
+        let gpu = gpu(device);
+        let held = Held {
+            stream: gpu.stream().expect("a stream"),
+            word: gpu.alloc_host(4096).expect("there is memory"),
+        };
+        held.word().store(0, Ordering::Release);
+        mock().make_current(Some(device as i32));
+        // SAFETY: The word lives as long as the stream.
+        let queued = unsafe {
+            sys::cuStreamWaitValue32_v2(
+                held.stream.handle().cast(),
+                held.word.start().expose_provenance() as u64,
+                1,
+                0,
+            )
+        };
+        assert_eq!(queued, CUresult::CUDA_SUCCESS);
+        mock().make_current(None);
+        held
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: The memory begins at a page, and nothing but this and the stream uses it.
+        unsafe { AtomicU32::from_ptr(self.word.start().cast()) }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            // SAFETY: It is a stream of the buffers' context, and outlives the requests.
+            after: Some(unsafe { Stream::from_raw(self.stream.handle()) }),
+            ..Options::default()
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.word().store(1, Ordering::Release);
+    }
+}
+
+/// What this process has counted on a device.
+fn counted(device: u32) -> Snapshot {
+    let address = gpu(device).address().map(Gpu::Pci);
+    let gpus = stats::process().gpus;
+    let found = gpus.into_iter().find(|(gpu, _)| Some(*gpu) == address);
+    found.map(|(_, snapshot)| snapshot).unwrap_or_default()
+}
+
+/// Requests of one device have all its staging buffers, and more wait for one: those of the
+/// other device go on as if nothing were, whether they are made here or in the crate's threads.
+#[test]
+fn a_device_whose_staging_buffers_are_used_up_delays_no_other() {
+    const WAIT: Duration = Duration::from_secs(4);
+    let _alone = alone();
+    let dir = directory();
+    let data = content(4, 0, (2 * MIB) as usize);
+    make(&path(&dir), &data);
+    let context = context(|config| {
+        config.slab_bytes = 64 << 10;
+        config.staging_bytes = 64 << 10;
+        config.staging_wait = WAIT;
+        config.threads = 4;
+    });
+    let file = open(&context, &path(&dir));
+    let submission = |vram: &Vram, options| Submission {
+        direction: Direction::Read,
+        file: file.clone(),
+        buffer: vram.buffer.clone(),
+        file_offset: 0,
+        buffer_offset: 0,
+        len: 2 * MIB,
+        options,
+    };
+    let (free, used_up) = (
+        Vram::on(0, &context, 2 * MIB),
+        Vram::on(1, &context, 2 * MIB),
+    );
+    let before = [counted(0), counted(1)];
+    let held = Held::new(1);
+    let first = submission(&used_up, held.options()).submit();
+    // More than there are threads: each waits for the staging buffer that the first has.
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let begin = Instant::now();
+    let waiting: Vec<_> = (0..cores + 2)
+        .map(|_| submission(&used_up, Options::default()).submit())
+        .collect();
+    // Nothing here ends the test before the stream is let: the requests wait for it.
+    let served: Vec<bool> = (0..10)
+        .map(|_| {
+            let here = file.read_at(&free.buffer, 0, 0, 2 * MIB);
+            let there = submission(&free, Options::default()).submit().wait();
+            [here, there]
+                .iter()
+                .all(|result| matches!(result, Ok(outcome) if outcome.bytes == 2 * MIB))
+                && free.content() == data
+        })
+        .collect();
+    let took = begin.elapsed();
+    let still = !first.is_done() && waiting.iter().all(|pending| !pending.is_done());
+    // One of its own fails when its time is over, and says so.
+    let refused = file.read_at(&used_up.buffer, 0, 0, 4096);
+    drop(held);
+    assert!(served.iter().all(|good| *good), "{served:?}");
+    assert!(still && took < WAIT / 2, "{took:?}");
+    let error = refused.expect_err("none is free");
+    assert_eq!(error.reason, Reason::PoolExhausted, "{error}");
+    assert_eq!(first.wait().expect("it reads").bytes, 2 * MIB);
+    for pending in waiting {
+        match pending.wait() {
+            Ok(outcome) => assert_eq!(outcome.bytes, 2 * MIB),
+            Err(error) => assert_eq!(error.reason, Reason::PoolExhausted, "{error}"),
+        }
+    }
+    assert!(used_up.content() == data);
+    let [zero, one] = [0, 1].map(|device| counted(device).since(&before[device as usize]));
+    assert_eq!(zero.reason(Reason::PoolExhausted), 0);
+    assert_eq!(zero.bytes, [10 * 2 * 2 * MIB, 0]);
+    assert!(one.reason(Reason::PoolExhausted) >= 1);
+    assert_eq!(mock().faults(), 0);
+}
+
+const CHILD: &str = "VRAMIO_TEST_CHILD";
+
+/// This test again, in a process of its own.
+fn again(test: &str, dir: &TempDir) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("the program"));
+    command.args(["--exact", test, "--nocapture"]);
+    command.env(CHILD, path(dir));
+    command
+}
+
+/// In such a process: the file.
+fn child() -> Option<std::path::PathBuf> {
+    std::env::var_os(CHILD).map(Into::into)
+}
+
+/// Reads a file into memory of a device again and again, as long as it is told to. Each time all
+/// of it has to be there.
+fn keep_reading(device: u32, file: &std::path::Path, go_on: impl Fn(u32) -> bool) {
+    let context = context(|_| ());
+    let data = std::fs::read(file).expect("it is there");
+    let file = open(&context, file);
+    let len = data.len() as u64;
+    let vram = Vram::on(device, &context, len);
+    let mut round = 0;
+    while go_on(round) {
+        let outcome = file.read_at(&vram.buffer, 0, 0, len).expect("it reads");
+        assert_eq!((outcome.bytes, outcome.error), (len, None));
+        if round % 8 == 0 {
+            assert!(vram.content() == data);
+        }
+        round += 1;
+    }
+    assert!(vram.content() == data);
+}
+
+/// Memory of one device is freed while a file is read into it. Whatever becomes of that read,
+/// it is told, and those of the other device are right.
+#[test]
+fn memory_that_is_freed_meanwhile_is_nothing_to_the_other_device() {
+    const TEST: &str = "memory_that_is_freed_meanwhile_is_nothing_to_the_other_device";
+    let Some(file) = child() else {
+        let _alone = alone();
+        let dir = directory();
+        make(&path(&dir), &content(5, 0, (24 * MIB) as usize));
+        // What the driver thinks of it may end with the process only.
+        let output = again(TEST, &dir).output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        return;
+    };
+    mock().delay(500);
+    let freed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            keep_reading(0, &file, |round| {
+                round < 8 || !freed.load(Ordering::Relaxed)
+            });
+            // After it, too.
+            keep_reading(0, &file, |round| round < 8);
+        });
+        let context = context(|config| config.slab_bytes = 64 << 10);
+        let target = open(&context, &file);
+        let len = 24 * MIB;
+        for round in 0..4 {
+            // Without an end of the driver's, it is tried again.
+            let vram = Vram::on(1, &context, len);
+            let Vram { alloc, buffer } = vram;
+            let reader = thread::spawn({
+                let (target, buffer) = (target.clone(), buffer.clone());
+                move || target.read_at(&buffer, 0, 0, len)
+            });
+            thread::sleep(Duration::from_millis(1 + 3 * round));
+            drop(alloc);
+            match reader.join().expect("no panic") {
+                Ok(outcome) if outcome.error.is_some() => {
+                    assert!(outcome.bytes < len, "{outcome:?}");
+                    break;
+                }
+                Ok(outcome) => assert_eq!(outcome.bytes, len),
+                Err(error) => {
+                    let reasons = [Reason::CudaError, Reason::StaleBuffer];
+                    assert!(
+                        reasons.iter().any(|reason| error.reason == *reason),
+                        "{error}"
+                    );
+                    break;
+                }
+            }
+            // The memory is gone: nothing more is read into it.
+            let error = target
+                .read_at(&buffer, 0, 0, len)
+                .expect_err("it is refused");
+            assert_eq!(error.reason, Reason::StaleBuffer, "{error}");
+        }
+        freed.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A process is killed in the middle of its reads into one device: those of another process
+/// into the other device go on, and so do those of the next into the same one.
+#[test]
+fn a_process_that_is_killed_is_nothing_to_the_other_device() {
+    const TEST: &str = "a_process_that_is_killed_is_nothing_to_the_other_device";
+    if let Some(file) = child() {
+        keep_reading(1, &file, |round| {
+            if round == 2 {
+                println!("\nreading");
+            }
+            true
+        });
+        return;
+    }
+    let _alone = alone();
+    let dir = directory();
+    make(&path(&dir), &content(6, 0, (24 * MIB) as usize));
+    let killed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let file = path(&dir);
+            keep_reading(0, &file, |round| {
+                round < 8 || !killed.load(Ordering::Relaxed)
+            });
+            keep_reading(0, &file, |round| round < 8);
+        });
+        for _ in 0..2 {
+            let mut process = again(TEST, &dir)
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("it runs");
+            let output = BufReader::new(process.stdout.take().expect("it is piped"));
+            let reading = output
+                .lines()
+                .map_while(Result::ok)
+                .any(|line| line == "reading");
+            process.kill().expect("it is killed");
+            let status = process.wait().expect("it has ended");
+            assert!(reading, "{status}");
+            assert_eq!(status.signal(), Some(9));
+        }
+        killed.store(true, Ordering::Relaxed);
+        keep_reading(1, &path(&dir), |round| round < 8);
+    });
     assert_eq!(mock().faults(), 0);
 }

@@ -18,7 +18,8 @@ pub struct PinnedCopy {
 }
 
 impl PinnedCopy {
-    const LEN: usize = 64 << 20;
+    /// How much is copied at once, bytes.
+    pub const LEN: usize = 64 << 20;
 
     /// Pins the memory.
     pub fn new() -> Result<Self> {
@@ -105,8 +106,8 @@ impl Staged {
         })
     }
 
-    /// Reads the file.
-    pub fn run(&mut self, file: &File, device: u64, size: u64) -> Result<()> {
+    /// Reads `size` bytes of the file, from `from` on.
+    pub fn run(&mut self, file: &File, from: u64, device: u64, size: u64) -> Result<()> {
         share(self.ctx, &mut self.hands, size, |hand, at| {
             let Some(at) = at else {
                 hand.turn = 0;
@@ -118,7 +119,7 @@ impl Staged {
             }
             hand.turn += 1;
             let len = CHUNK.min(size - at) as usize;
-            file.read_exact_at(&mut hand.pinned[slot].bytes()[..len], at)?;
+            file.read_exact_at(&mut hand.pinned[slot].bytes()[..len], from + at)?;
             hand.stream
                 .copy_in(device + at, &mut hand.pinned[slot], len)?;
             hand.stream.mark(slot)

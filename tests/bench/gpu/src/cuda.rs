@@ -16,7 +16,7 @@ fn check(result: CUresult) -> Result<()> {
     Ok(())
 }
 
-/// The primary context of device 0.
+/// The primary context of a device.
 #[derive(Clone, Copy)]
 pub struct Ctx(CUcontext);
 
@@ -26,15 +26,22 @@ unsafe impl Send for Ctx {}
 unsafe impl Sync for Ctx {}
 
 impl Ctx {
-    /// Takes it, and keeps it for the life of the program.
-    pub fn new() -> Result<Self> {
+    /// Takes that of the device with this number, and keeps it for the life of the program.
+    pub fn new(device: i32) -> Result<Self> {
         let mut ctx = std::ptr::null_mut();
         // SAFETY: The pointer is valid during the calls.
         unsafe {
             check(sys::cuInit(0))?;
-            check(sys::cuDevicePrimaryCtxRetain(&mut ctx, 0))?;
+            check(sys::cuDevicePrimaryCtxRetain(&mut ctx, device))?;
         }
         Ok(Ctx(ctx))
+    }
+
+    /// Lets its device reach another one's allocations, all of them.
+    pub fn enable_peer(self, peer: Ctx) -> Result<()> {
+        self.enter()?;
+        // SAFETY: The context is retained.
+        check(unsafe { sys::cuCtxEnablePeerAccess(peer.0, 0) })
     }
 
     /// Makes it current in this thread.
@@ -142,6 +149,31 @@ impl Stream {
         check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.start, len, self.stream) })
     }
 
+    /// Copies from one device's memory into another one's.
+    ///
+    /// # Safety
+    ///
+    /// Nothing else uses the memory until the caller has waited.
+    pub unsafe fn copy_peer(
+        &self,
+        (to, to_ctx): (u64, Ctx),
+        (from, from_ctx): (u64, Ctx),
+        len: usize,
+    ) -> Result<()> {
+        // SAFETY: As the caller promises.
+        check(unsafe { sys::cuMemcpyPeerAsync(to, to_ctx.0, from, from_ctx.0, len, self.stream) })
+    }
+
+    /// The same, by address alone.
+    ///
+    /// # Safety
+    ///
+    /// As [`copy_peer`](Self::copy_peer).
+    pub unsafe fn copy_within(&self, to: u64, from: u64, len: usize) -> Result<()> {
+        // SAFETY: As the caller promises.
+        check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, len, self.stream) })
+    }
+
     /// Marks what was queued so far.
     pub fn mark(&self, event: usize) -> Result<()> {
         // SAFETY: Both are the value's.
@@ -203,6 +235,35 @@ pub fn questions(address: u64) -> Result<Questions> {
         buffer_id: nanoseconds(buffer_id)?,
         current: nanoseconds(current)?,
     })
+}
+
+/// Lets a device reach memory that was mapped by hand, which is another one's.
+pub fn share(address: u64, len: usize, device: i32) -> Result<()> {
+    let access = sys::CUmemAccessDesc {
+        location: sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: device,
+        },
+        flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+    };
+    // SAFETY: The pointer is valid during the call; the driver checks the address.
+    check(unsafe { sys::cuMemSetAccess(address, len, &access, 1) })
+}
+
+/// How many devices there are, and the driver's version.
+pub fn devices() -> Result<(i32, i32)> {
+    // SAFETY: Loading the driver's library runs nothing but its constructors.
+    if !unsafe { sys::is_culib_present() } {
+        return Ok((0, 0));
+    }
+    let (mut count, mut version) = (0, 0);
+    // SAFETY: The pointers are valid during the calls.
+    unsafe {
+        check(sys::cuInit(0))?;
+        check(sys::cuDeviceGetCount(&mut count))?;
+        check(sys::cuDriverGetVersion(&mut version))?;
+    }
+    Ok((count, version))
 }
 
 /// How long something short takes.

@@ -3,10 +3,6 @@
 //! Measures the compat engine beside hand-written loops, in one run: rates of such a
 //! machine differ from run to run, ratios much less.
 
-mod baseline;
-mod cuda;
-mod measure;
-
 use std::fs::{File as StdFile, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -15,11 +11,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{ensure, Context as _, Result};
+use bench::{baseline, cuda};
 use clap::{Parser, ValueEnum};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
 use vramio::{Config, Context, File, GpuBuffer, Policy};
 
-use measure::{best, nothing, ratio};
+use bench::measure::{best, nothing, ratio};
 
 const MIB: u64 = 1 << 20;
 
@@ -110,7 +107,7 @@ impl Ours {
 impl Bench {
     fn new(args: &Args) -> Result<Self> {
         let size = args.size * MIB;
-        let ctx = cuda::Ctx::new()?;
+        let ctx = cuda::Ctx::new(0)?;
         ctx.enter()?;
         let memory = CudaGpu::open(0)?.alloc(size)?;
         let mut file = StdFile::create(&args.file)?;
@@ -237,7 +234,7 @@ impl Bench {
         let pinned = pinned.rate("pinned copy", self.size);
         for threads in [1, 4, 8, 16] {
             let mut staged = baseline::Staged::new(self.ctx, threads)?;
-            let mut work = || staged.run(&self.plain, device, self.size);
+            let mut work = || staged.run(&self.plain, 0, device, self.size);
             let [found] = best(self.rounds, nothing, [&mut work])?;
             found.rate(&format!("by hand, {threads} threads"), self.size);
         }

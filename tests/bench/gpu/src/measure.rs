@@ -9,7 +9,7 @@ use nix::sys::resource::{getrusage, UsageWho};
 use nix::sys::time::TimeValLike;
 
 /// What a measurement found.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Found {
     /// Seconds.
     pub time: f64,
@@ -86,7 +86,8 @@ pub fn best<const N: usize>(
     best.context("no round")
 }
 
-fn cpu_seconds() -> f64 {
+/// What this process has used of the CPU until now, seconds.
+pub fn cpu_seconds() -> f64 {
     getrusage(UsageWho::RUSAGE_SELF).map_or(0.0, |usage| {
         let total = usage.user_time() + usage.system_time();
         total.num_microseconds() as f64 / 1e6

@@ -52,7 +52,8 @@ pub struct Config {
     /// The same for the file systems with these names ([`FileSystem::name`]), instead of
     /// [`threshold`](Self::threshold).
     pub thresholds: BTreeMap<String, u64>,
-    /// Most host memory for staging buffers.
+    /// Most host memory for staging buffers, for each GPU: one that has used up its own is in
+    /// no other one's way. Memory of no CUDA device has its own, too.
     pub staging_bytes: usize,
     /// One staging buffer: a power of two, from 64 KiB to 1 GiB. A request uses one for
     /// each thread that works on it.
@@ -61,7 +62,8 @@ pub struct Config {
     /// [`Reason::PoolExhausted`]; at most a day.
     pub staging_wait: Duration,
     /// Most threads that work on one request, the caller's included. Requests through host
-    /// memory that are under way at the same time share them.
+    /// memory of the same GPU that are under way at the same time share them; those of several
+    /// GPUs have no more of them together than there are cores.
     pub threads: usize,
     /// A request through host memory that is shorter stays in the caller's thread.
     pub split_bytes: u64,

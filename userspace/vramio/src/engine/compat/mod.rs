@@ -21,8 +21,9 @@ mod write;
 pub(crate) use cache::cachestat;
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use vramio_abi::Reason;
@@ -31,7 +32,7 @@ use super::{Engine, Job};
 use crate::config::Config;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda::SLOTS;
-use crate::memory::Kind;
+use crate::memory::{Kind, STATIONS};
 use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
 use pool::{NoSlab, Pool};
@@ -52,7 +53,10 @@ const ONE_PIECE: u64 = 1 << 62;
 /// The engine.
 #[derive(Debug)]
 pub(crate) struct Compat {
-    pool: Arc<Pool>,
+    /// By [`Memory::station`](crate::memory::Memory::station), made when they are needed.
+    stations: Box<[OnceLock<Station>]>,
+    staging_bytes: usize,
+    staging_wait: Duration,
     threads: usize,
     split: u64,
     /// A staging buffer, bytes.
@@ -61,46 +65,77 @@ pub(crate) struct Compat {
     slot: u64,
     /// Requests that are under way.
     under_way: AtomicUsize,
-    /// From so many on, who waits leaves the others the cores.
-    crowd: usize,
+    cores: usize,
+}
+
+/// What requests on the memory of one GPU share, and no others.
+#[derive(Debug)]
+struct Station {
+    pool: Arc<Pool>,
+    /// Requests that are under way.
+    under_way: AtomicUsize,
 }
 
 /// A request that is under way.
 struct UnderWay<'a> {
-    count: &'a AtomicUsize,
-    /// How many others were when it began.
-    others: usize,
+    counts: [&'a AtomicUsize; 2],
+    others: Others,
+}
+
+/// How many other requests were under way when one began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Others {
+    /// On the memory of its GPU.
+    here: usize,
+    /// On all.
+    all: usize,
 }
 
 impl<'a> UnderWay<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
+    fn begin(station: &'a Station, all: &'a AtomicUsize) -> Self {
+        let counts = [&station.under_way, all];
         // It only counts; nothing else is seen by it.
-        let others = count.fetch_add(1, Relaxed);
-        UnderWay { count, others }
+        let [here, all] = counts.map(|count| count.fetch_add(1, Relaxed));
+        UnderWay {
+            counts,
+            others: Others { here, all },
+        }
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.count.fetch_sub(1, Relaxed);
+        for count in self.counts {
+            count.fetch_sub(1, Relaxed);
+        }
     }
 }
 
 impl Compat {
     pub(crate) fn new(config: &Config) -> Self {
         Compat {
-            pool: Arc::new(Pool::new(
-                config.slab_bytes,
-                config.staging_bytes,
-                config.staging_wait,
-            )),
+            stations: (0..STATIONS).map(|_| OnceLock::new()).collect(),
+            staging_bytes: config.staging_bytes,
+            staging_wait: config.staging_wait,
             threads: config.threads,
             split: config.split_bytes,
             slab: config.slab_bytes as u64,
             slot: (config.slab_bytes / SLOTS) as u64,
             under_way: AtomicUsize::new(0),
-            crowd: thread::available_parallelism().map_or(1, usize::from) / 2,
+            cores: thread::available_parallelism().map_or(1, usize::from),
         }
+    }
+
+    /// That of the job's memory.
+    fn station(&self, job: &Job) -> &Station {
+        self.stations[job.memory.station()].get_or_init(|| {
+            // No longer than a staging buffer may be, which a usize holds.
+            let slab = self.slab as usize;
+            Station {
+                pool: Arc::new(Pool::new(slab, self.staging_bytes, self.staging_wait)),
+                under_way: AtomicUsize::new(0),
+            }
+        })
     }
 
     /// Fills the job's part of GPU memory with zeros.
@@ -122,7 +157,7 @@ impl Compat {
             fault.into_error(job.request.direction.into(), job.memory.name())
         };
         let _entered = memory.ctx().enter().map_err(fault)?;
-        let mut lease = self.take(job)?;
+        let mut lease = take(job, &self.station(job).pool)?;
         let Some(slab) = lease.slab() else {
             return Err(error(job, Errno::ENOMEM));
         };
@@ -136,15 +171,6 @@ impl Compat {
             .try_for_each(|(to, _, len)| lane.zero(to, len))
             .and_then(|()| lane.finish())
             .map_err(fault)
-    }
-
-    fn take(&self, job: &Job) -> Result<pool::Lease, Error> {
-        self.pool.take().map_err(|no| match no {
-            NoSlab::Exhausted => error(job, Errno::EBUSY)
-                .with_reason(Reason::PoolExhausted)
-                .with_driver(self.pool.limits()),
-            NoSlab::Memory(errno) => error(job, errno).with_reason(Reason::NoMemory),
-        })
     }
 
     /// Counts what a request had to do without.
@@ -176,11 +202,16 @@ impl Compat {
         Ok(if ring { How::OneAtDrive } else { How::Free })
     }
 
-    /// How many threads, and how long their pieces are. Requests that are under way at the
-    /// same time share the threads: a program that has threads of its own gains nothing by
-    /// more, and the ones would wait for the others.
-    fn division(&self, len: u64, others: usize) -> (usize, u64) {
-        let threads = self.threads / others.saturating_add(1);
+    /// How many threads, and how long their pieces are. Requests on one GPU's memory that are
+    /// under way at the same time share the threads: a program that has threads of its own
+    /// gains nothing by more, and the ones would wait for the others. Those on another's copy
+    /// by another engine: with them only the cores are shared.
+    fn division(&self, len: u64, others: Others) -> (usize, u64) {
+        let mut threads = self.threads / others.here.saturating_add(1);
+        if others.all > others.here {
+            let cores = self.cores.max(self.threads);
+            threads = threads.min(cores / others.all.saturating_add(1));
+        }
         if len < self.split || threads <= 1 {
             return (1, self.slot);
         }
@@ -210,6 +241,19 @@ impl Compat {
     }
 }
 
+/// Whether a request of several pieces gains by several threads.
+fn gains_by_threads(how: How, direction: Direction, direct: bool) -> bool {
+    match (how, direction) {
+        (How::InOrder, _) => false,
+        // A drive that has several requests of one thread is not faster with more.
+        (How::OneAtDrive, Direction::Write) => false,
+        // The kernel lets one thread at a time write into a file's page cache; the others
+        // would burn a processor each while they wait for that.
+        (_, Direction::Write) => direct,
+        (_, Direction::Read) => true,
+    }
+}
+
 impl Engine for Compat {
     fn offer(&self, job: &Job) -> Result<Limits, Error> {
         if let Kind::DmaBuf { .. } = job.memory.kind {
@@ -229,7 +273,8 @@ impl Engine for Compat {
         if job.memory.mapped().is_some() {
             job.wait_for_stream()?;
         }
-        let under_way = UnderWay::begin(&self.under_way);
+        let station = self.station(job);
+        let under_way = UnderWay::begin(station, &self.under_way);
         let (mut threads, mut piece) = self.division(job.request.len, under_way.others);
         let unstaged = job.request.direction == Direction::Read
             && job.memory.mapped().is_some()
@@ -238,28 +283,26 @@ impl Engine for Compat {
         let mut lease = if unstaged {
             None
         } else {
-            Some(self.take(job)?)
+            Some(take(job, &station.pool)?)
         };
         let mut how = How::Free;
-        let whole = self.whole(job.request.len, threads, under_way.others);
+        let whole = self.whole(job.request.len, threads, under_way.others.here);
         if let Some(whole) = whole.filter(|_| lease.is_some() && is_cached(job)) {
             piece = whole;
             how = How::Whole;
         } else if job.request.len > piece {
             how = self.how(job, lease.as_mut())?;
-            // A drive that has several requests of one thread is not faster with more.
-            if how == How::InOrder
-                || how == How::OneAtDrive && job.request.direction == Direction::Write
-            {
+            if !gains_by_threads(how, job.request.direction, job.target.direct().is_some()) {
                 threads = 1;
             }
         }
         let run = Run::new(
             job.clone(),
-            self.pool.clone(),
+            station.pool.clone(),
             piece,
             how,
-            under_way.others >= self.crowd,
+            // Then who waits leaves the others the cores.
+            under_way.others.all >= self.cores / 2,
         );
         if threads == 1 && how != How::Whole {
             let result = run.alone(lease);
@@ -275,6 +318,15 @@ impl Engine for Compat {
         self.account(job, &run);
         result
     }
+}
+
+fn take(job: &Job, pool: &Arc<Pool>) -> Result<pool::Lease, Error> {
+    pool.take().map_err(|no| match no {
+        NoSlab::Exhausted => error(job, Errno::EBUSY)
+            .with_reason(Reason::PoolExhausted)
+            .with_driver(pool.limits()),
+        NoSlab::Memory(errno) => error(job, errno).with_reason(Reason::NoMemory),
+    })
 }
 
 /// A failure of the job, with what the kernel said.
@@ -297,37 +349,90 @@ fn error(job: &Job, errno: Errno) -> Error {
 mod tests {
     use super::*;
 
-    #[test]
-    fn small_requests_stay_in_the_callers_thread() {
+    fn compat(cores: usize) -> Compat {
         let config = Config {
             threads: 8,
             ..Config::default()
         };
-        let compat = Compat::new(&config);
-        assert_eq!(compat.division(0, 0), (1, 2 << 20));
-        assert_eq!(compat.division((2 << 20) - 1, 0), (1, 2 << 20));
-        assert_eq!(compat.division(2 << 20, 0), (8, 256 << 10));
-        assert_eq!(compat.division(6 << 20, 0), (6, 1 << 20));
-        assert_eq!(compat.division(1 << 40, 0), (8, 2 << 20));
+        Compat {
+            cores,
+            ..Compat::new(&config)
+        }
+    }
+
+    /// Others on the same GPU, and on other ones.
+    fn others(here: usize, elsewhere: usize) -> Others {
+        Others {
+            here,
+            all: here.saturating_add(elsewhere),
+        }
+    }
+
+    #[test]
+    fn small_requests_stay_in_the_callers_thread() {
+        let compat = compat(8);
+        let division = |len| compat.division(len, Others::default());
+        assert_eq!(division(0), (1, 2 << 20));
+        assert_eq!(division((2 << 20) - 1), (1, 2 << 20));
+        assert_eq!(division(2 << 20), (8, 256 << 10));
+        assert_eq!(division(6 << 20), (6, 1 << 20));
+        assert_eq!(division(1 << 40), (8, 2 << 20));
+    }
+
+    #[test]
+    fn writes_that_would_wait_for_each_other_have_one_thread() {
+        use Direction::{Read, Write};
+        // Into the page cache: tmpfs, for one.
+        assert!(!gains_by_threads(How::Free, Write, false));
+        assert!(gains_by_threads(How::Free, Write, true));
+        assert!(!gains_by_threads(How::OneAtDrive, Write, true));
+        for direct in [false, true] {
+            assert!(!gains_by_threads(How::InOrder, Write, direct));
+            assert!(gains_by_threads(How::Free, Read, direct));
+            assert!(gains_by_threads(How::OneAtDrive, Read, direct));
+        }
     }
 
     #[test]
     fn requests_at_the_same_time_share_the_threads() {
-        let config = Config {
-            threads: 8,
-            ..Config::default()
+        let compat = compat(2);
+        let division = |len, here| compat.division(len, others(here, 0));
+        assert_eq!(division(4 << 20, 1), (4, 1 << 20));
+        assert_eq!(division(4 << 20, 3), (2, 2 << 20));
+        assert_eq!(division(4 << 20, 4), (1, 2 << 20));
+        assert_eq!(division(1 << 40, usize::MAX), (1, 2 << 20));
+    }
+
+    #[test]
+    fn requests_on_other_gpus_share_the_cores_alone() {
+        let threads =
+            |cores, here, elsewhere| compat(cores).division(1 << 40, others(here, elsewhere)).0;
+        assert_eq!(threads(32, 0, 1), 8);
+        assert_eq!(threads(32, 0, 7), 4);
+        assert_eq!(threads(32, 1, 1), 4);
+        // More threads than cores were asked for.
+        assert_eq!(threads(2, 0, 1), 4);
+        assert_eq!(threads(12, 0, 1), 6);
+        assert_eq!(threads(2, 0, 100), 1);
+    }
+
+    #[test]
+    fn what_is_under_way_is_counted_by_gpu_and_in_all() {
+        let station = || Station {
+            pool: Arc::new(Pool::new(64 << 10, 64 << 10, Duration::ZERO)),
+            under_way: AtomicUsize::new(0),
         };
-        let compat = Compat::new(&config);
-        assert_eq!(compat.division(4 << 20, 1), (4, 1 << 20));
-        assert_eq!(compat.division(4 << 20, 3), (2, 2 << 20));
-        assert_eq!(compat.division(4 << 20, 4), (1, 2 << 20));
-        assert_eq!(compat.division(1 << 40, usize::MAX), (1, 2 << 20));
-        let first = UnderWay::begin(&compat.under_way);
-        let second = UnderWay::begin(&compat.under_way);
-        assert_eq!((first.others, second.others), (0, 1));
+        let (one, two, all) = (station(), station(), AtomicUsize::new(0));
+        let first = UnderWay::begin(&one, &all);
+        let second = UnderWay::begin(&two, &all);
+        let third = UnderWay::begin(&two, &all);
+        assert_eq!(first.others, others(0, 0));
+        assert_eq!(second.others, others(0, 1));
+        assert_eq!(third.others, others(1, 1));
         drop(first);
-        assert_eq!(UnderWay::begin(&compat.under_way).others, 1);
-        drop(second);
-        assert_eq!(compat.under_way.load(Relaxed), 0);
+        assert_eq!(UnderWay::begin(&one, &all).others, others(0, 2));
+        drop((second, third));
+        assert_eq!(all.load(Relaxed), 0);
+        assert_eq!(two.under_way.load(Relaxed), 0);
     }
 }

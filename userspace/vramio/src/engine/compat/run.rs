@@ -372,7 +372,7 @@ struct Posted<'r> {
 impl<'r> Posted<'r> {
     fn post(run: &'r Arc<Run>, workers: usize) -> Self {
         let task: Arc<dyn Task> = run.clone();
-        Workers::of_process().post(&task, workers);
+        Workers::of(&run.job.memory).post(&task, workers);
         Posted {
             run,
             task: Some(task),
@@ -382,7 +382,7 @@ impl<'r> Posted<'r> {
     /// Nobody comes any more.
     fn withdraw(&mut self) {
         if let Some(task) = self.task.take() {
-            Workers::of_process().withdraw(&task);
+            Workers::of(&self.run.job.memory).withdraw(&task);
         }
     }
 }
