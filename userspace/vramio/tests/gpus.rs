@@ -237,6 +237,10 @@ impl Held {
         held
     }
 
+    fn release(&self) {
+        self.word().store(1, Ordering::Release);
+    }
+
     fn word(&self) -> &AtomicU32 {
         // SAFETY: The memory begins at a page, and nothing but this and the stream uses it.
         unsafe { AtomicU32::from_ptr(self.word.start().cast()) }
@@ -253,7 +257,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.word().store(1, Ordering::Release);
+        self.release();
     }
 }
 
@@ -296,13 +300,16 @@ fn a_device_whose_staging_buffers_are_used_up_delays_no_other() {
     );
     let before = [counted(0), counted(1)];
     let held = Held::new(1);
-    let first = submission(&used_up, held.options()).submit();
-    // More than there are threads: each waits for the staging buffer that the first has.
+    // More than there are threads: one has the staging buffer, and each other waits for it.
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let begin = Instant::now();
     let waiting: Vec<_> = (0..cores + 2)
-        .map(|_| submission(&used_up, Options::default()).submit())
+        .map(|_| submission(&used_up, held.options()).submit())
         .collect();
+    while counted(1).in_flight == 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(Duration::from_millis(50));
+    let begin = Instant::now();
     // Nothing here ends the test before the stream is let: the requests wait for it.
     let served: Vec<bool> = (0..10)
         .map(|_| {
@@ -315,21 +322,25 @@ fn a_device_whose_staging_buffers_are_used_up_delays_no_other() {
         })
         .collect();
     let took = begin.elapsed();
-    let still = !first.is_done() && waiting.iter().all(|pending| !pending.is_done());
+    let still = waiting.iter().all(|pending| !pending.is_done());
     // One of its own fails when its time is over, and says so.
     let refused = file.read_at(&used_up.buffer, 0, 0, 4096);
-    drop(held);
+    held.release();
     assert!(served.iter().all(|good| *good), "{served:?}");
     assert!(still && took < WAIT / 2, "{took:?}");
     let error = refused.expect_err("none is free");
     assert_eq!(error.reason, Reason::PoolExhausted, "{error}");
-    assert_eq!(first.wait().expect("it reads").bytes, 2 * MIB);
+    let mut good = 0;
     for pending in waiting {
         match pending.wait() {
-            Ok(outcome) => assert_eq!(outcome.bytes, 2 * MIB),
+            Ok(outcome) => {
+                assert_eq!(outcome.bytes, 2 * MIB);
+                good += 1;
+            }
             Err(error) => assert_eq!(error.reason, Reason::PoolExhausted, "{error}"),
         }
     }
+    assert!(good > 0);
     assert!(used_up.content() == data);
     let [zero, one] = [0, 1].map(|device| counted(device).since(&before[device as usize]));
     assert_eq!(zero.reason(Reason::PoolExhausted), 0);
