@@ -174,7 +174,8 @@ check: ## Check formatting, lints (also the kernel's, for both kernels), scripts
 	rustfmt --check $(KERNEL_RUST) && \
 	cargo clippy --quiet --workspace --all-targets -- -D warnings && \
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --workspace --no-deps && \
-	shellcheck $(SCRIPTS)
+	shellcheck $(SCRIPTS) && \
+	docs/scale.py --check
 	@$(VM) --kernel 7.3 modules --clippy
 	@$(VM) --kernel 7.2 modules --clippy
 	@echo 'check: PASS'

@@ -7,9 +7,9 @@ use crate::{
     barrier::{self, Part},
     ctx::Ctx,
     io::{self, Wait},
-    job::{Job, Landing, Step},
+    job::{self, Job, Landing, Results, Step},
     request::Names,
-    slot::{self, Place, Pool, Slot, Waiter, SLOTS},
+    slot::{self, Pool, Slot, Waiter, SLOTS},
     sys,
     target::Direction,
 };
@@ -96,9 +96,11 @@ impl<'a> Batch<'a> {
     fn fill(&mut self, mut next: u32, plug: &Plug) -> u32 {
         let mut kin = None;
         while next < self.arg.count && self.error.is_none() {
-            let Some(place) = self.place() else {
+            let place = self.pool.take();
+            // One of ours will free its own.
+            if place.is_none() && self.is_flying() {
                 break;
-            };
+            }
             let (entry, job) = match self.read_entry(next) {
                 Ok(read) => read,
                 Err(refusal) => {
@@ -114,6 +116,12 @@ impl<'a> Batch<'a> {
                     continue;
                 }
             };
+            let Some(place) = place else {
+                let outcome = job::run(job, self.ctx.stats());
+                self.answer(next, outcome);
+                next += 1;
+                continue;
+            };
             // Requests of another file or another registration may not merge with
             // those in the plug.
             let stranger = kin.replace(job.kin()).is_some_and(|k| k != job.kin());
@@ -125,19 +133,6 @@ impl<'a> Batch<'a> {
             next += 1;
         }
         next
-    }
-
-    /// A place for the next entry. Waits for one only while none of ours is in flight:
-    /// else one of ours frees its own.
-    fn place(&mut self) -> Option<Place<'a>> {
-        if self.is_flying() {
-            return self.pool.try_take();
-        }
-        let place = self.pool.take_killable();
-        if place.is_none() {
-            self.error = Some(Refusal::new(EINTR, Reason::Interrupted));
-        }
-        place
     }
 
     /// Submits a job's parts until one is queued or the job is over.
@@ -215,6 +210,11 @@ impl<'a> Batch<'a> {
         // SAFETY: The slot is ours, and no part of it is queued.
         let job = unsafe { self.pool.give(slot) };
         let outcome = job.finish(self.ctx.stats());
+        self.answer(index, outcome);
+    }
+
+    /// Writes what came of an entry.
+    fn answer(&mut self, index: u32, outcome: Result<Results, Refusal>) {
         let mut entry = VramioIo {
             size: self.arg.entry_size,
             ..VramioIo::default()

@@ -52,7 +52,7 @@ pub(crate) struct Ctx {
     #[pin]
     table: Mutex<Table>,
     /// Made by the first asynchronous request.
-    pool: SetOnce<Pin<KBox<Pool>>>,
+    pool: SetOnce<Pool>,
     #[pin]
     verdicts: Verdicts,
     stats: Counters,
@@ -324,10 +324,9 @@ impl Ctx {
         // One thread makes them.
         let _one = self.table.lock();
         if self.pool.as_ref().is_none() {
-            let pool = KBox::pin_init(Pool::new()?, GFP_KERNEL_ACCOUNT).map_err(|_| no_memory)?;
-            self.pool.populate(pool);
+            self.pool.populate(Pool::new().map_err(|_| no_memory)?);
         }
-        self.pool.as_ref().map(|pool| &**pool).ok_or(no_memory)
+        self.pool.as_ref().ok_or(no_memory)
     }
 
     pub(crate) fn transfer(&self, direction: Direction, arg: &mut VramioIo) -> Result<(), Refusal> {

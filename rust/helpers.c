@@ -23,7 +23,6 @@
 #include <linux/pci.h>
 #include <linux/percpu.h>
 #include <linux/sched/signal.h>
-#include <linux/semaphore.h>
 #include <linux/swiotlb.h>
 #include <linux/timekeeping.h>
 #include <linux/sysfs.h>
@@ -175,11 +174,6 @@ unsigned long vramio_jiffies(void)
 void vramio_init_completion(struct completion *done)
 {
 	init_completion(done);
-}
-
-void vramio_sema_init(struct semaphore *sem, int count)
-{
-	sema_init(sem, count);
 }
 
 bool vramio_range_blockable(const struct mmu_notifier_range *range)

@@ -3,7 +3,9 @@
 //! Slots: where asynchronous requests of one open file live.
 //!
 //! All are allocated at the file's first asynchronous request, so that a request
-//! allocates nothing; there are no more in flight than there are slots.
+//! allocates nothing. Nobody waits for a slot: its owner may be the very task that would
+//! wait, and may not look after it for a long time. Who finds none runs its request at
+//! once, to its end, in its own task.
 
 use crate::{
     buffer::Buffer,
@@ -174,34 +176,26 @@ pub(crate) unsafe extern "C" fn on_done(iocb: *mut bindings::kiocb, ret: isize) 
 }
 
 /// The slots of one open file.
-#[pin_data]
 pub(crate) struct Pool {
     slots: KVec<Slot>,
     places: Places<Atomic<u64>, { SLOTS / WORD }>,
-    /// Those who wait for a place are woken by it. Nobody else touches it.
-    #[pin]
-    freed: Opaque<bindings::semaphore>,
 }
 
-// SAFETY: A slot is used by whoever took it; the rest is atomic or has its own lock.
+// SAFETY: A slot is used by whoever took it; the rest is atomic.
 unsafe impl Send for Pool {}
 // SAFETY: As above.
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    pub(crate) fn new() -> Result<impl PinInit<Self>, kernel::alloc::AllocError> {
+    pub(crate) fn new() -> Result<Self, kernel::alloc::AllocError> {
         let mut slots = KVec::with_capacity(SLOTS, GFP_KERNEL_ACCOUNT)?;
         for index in 0..SLOTS {
             slots.push(Slot::new(index), GFP_KERNEL_ACCOUNT)?;
         }
-        Ok(pin_init!(Self {
+        Ok(Self {
             slots,
-            places: Places::new([const { Atomic::new(0) }; SLOTS / WORD], Atomic::new(0)),
-            freed <- Opaque::ffi_init(|slot| {
-                // SAFETY: `slot` is valid, and pinned.
-                unsafe { sys::vramio_sema_init(slot, 0) }
-            }),
-        }))
+            places: Places::new([const { Atomic::new(0) }; SLOTS / WORD]),
+        })
     }
 
     /// The slot at a place.
@@ -210,40 +204,9 @@ impl Pool {
     }
 
     /// Takes a place, if one is free.
-    pub(crate) fn try_take(&self) -> Option<Place<'_>> {
+    pub(crate) fn take(&self) -> Option<Place<'_>> {
         let index = self.places.take()?;
         Some(Place { pool: self, index })
-    }
-
-    /// Takes a place; waits for one, unless a fatal signal comes.
-    pub(crate) fn take_killable(&self) -> Option<Place<'_>> {
-        let index = self.places.take().or_else(|| self.wait())?;
-        Some(Place { pool: self, index })
-    }
-
-    /// Waits for a place, unless a fatal signal comes.
-    #[cold]
-    fn wait(&self) -> Option<usize> {
-        self.places.begin_waiting();
-        let place = loop {
-            if let Some(place) = self.places.take() {
-                break Some(place);
-            }
-            // SAFETY: Initialised in `new`; the caller may sleep.
-            if unsafe { bindings::down_killable(self.freed.get()) } != 0 {
-                break None;
-            }
-        };
-        self.places.end_waiting();
-        place
-    }
-
-    /// The place is nobody's any more.
-    fn give_place(&self, index: usize) {
-        if self.places.give(index) {
-            // SAFETY: Initialised in `new`.
-            unsafe { bindings::up(self.freed.get()) };
-        }
     }
 
     /// Gives a slot back and takes its job out.
@@ -254,7 +217,7 @@ impl Pool {
     pub(crate) unsafe fn give(&self, slot: &Slot) -> Job {
         // SAFETY: Per the contract.
         let job = unsafe { (*slot.job.get()).take().unwrap_unchecked() };
-        self.give_place(slot.index);
+        self.places.give(slot.index);
         job
     }
 }
@@ -282,6 +245,6 @@ impl<'a> Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.pool.give_place(self.index);
+        self.pool.places.give(self.index);
     }
 }

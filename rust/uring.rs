@@ -22,7 +22,7 @@ use crate::{
 };
 use core::ptr::NonNull;
 use kernel::{
-    bindings::{self, EAGAIN, EINTR, EINVAL, EIOCBQUEUED, ENOTTY, EOVERFLOW},
+    bindings::{self, EAGAIN, EINVAL, EIOCBQUEUED, ENOTTY, EOVERFLOW},
     ffi,
     page::PAGE_SIZE,
     sync::{Arc, ArcBorrow},
@@ -100,11 +100,15 @@ fn issue(
 ) -> Result<(), Unissued> {
     let arg = read_command(command.cmd, issue_flags)?;
     let pool = ctx.pool()?;
-    let place = match wait {
-        Wait::MayNot => pool.try_take().ok_or(Unissued::Again)?,
-        Wait::May | Wait::Does => pool
-            .take_killable()
-            .ok_or(Refusal::new(EINTR, Reason::Interrupted))?,
+    let Some(place) = pool.take() else {
+        if wait == Wait::MayNot {
+            return Err(Unissued::Again);
+        }
+        // A worker thread has nothing else to do.
+        let job = ctx.begin(arg.request(direction))?;
+        let results = job::run(job, ctx.stats())?;
+        complete(command, Ok(results), issue_flags);
+        return Ok(());
     };
     let job = ctx.begin(arg.request(direction))?;
     let slot = place.fill(job, Waiter::Uring(command.cmd, command.big_cqe));

@@ -252,13 +252,27 @@ pub enum Reason {
     NoPeerRoute = 285,
     /// The request went by user mapping: the kernel keeps no account that says how.
     NoAccounts = 286,
+    /// Another way comes earlier in the order of routing.
+    NotPreferred = 330,
+    /// The two GPUs do not reach each other's memory.
+    NoPeerAccess = 331,
+    /// The GPU is no nearer to the drive than the one that the data is for.
+    NotNearer = 332,
+    /// Routing is off, or its order leaves this way out.
+    RoutingOff = 333,
+    /// The file of routes names another way.
+    RouteOverride = 334,
+    /// The way that the file of routes names can't be taken.
+    RouteUnusable = 335,
+    /// All bounce buffers of the GPU on the way are in use.
+    BounceExhausted = 336,
     /// The copy from one GPU's memory into another one's failed.
     PeerCopy = 340,
 }
 
 impl Reason {
     /// Every reason, in the order of the numbers.
-    pub const ALL: [Reason; 121] = [
+    pub const ALL: [Reason; 128] = [
         Reason::None,
         Reason::UnknownFlag,
         Reason::ReservedNotZero,
@@ -379,6 +393,13 @@ impl Reason {
         Reason::NoProvider,
         Reason::NoPeerRoute,
         Reason::NoAccounts,
+        Reason::NotPreferred,
+        Reason::NoPeerAccess,
+        Reason::NotNearer,
+        Reason::RoutingOff,
+        Reason::RouteOverride,
+        Reason::RouteUnusable,
+        Reason::BounceExhausted,
         Reason::PeerCopy,
     ];
 
@@ -1003,6 +1024,41 @@ impl Reason {
                 "no-accounts",
                 "the way was found out before the request; the kernel keeps no account that would confirm it afterwards",
                 "load vramio.ko, which looks at the kernel's accounts",
+            ),
+            Reason::NotPreferred => (
+                "not-preferred",
+                "another way comes earlier in the order of routing",
+                "change routing.order, or name the way in the file of routes",
+            ),
+            Reason::NoPeerAccess => (
+                "no-peer-access",
+                "the two GPUs do not reach each other's memory",
+                "see what `nvidia-smi topo -p2p rw` says of the two",
+            ),
+            Reason::NotNearer => (
+                "not-nearer",
+                "the GPU is no nearer to the drive than the one that the data is for",
+                "nothing to do",
+            ),
+            Reason::RoutingOff => (
+                "routing-off",
+                "routing is off, or its order leaves this way out",
+                "set routing.enabled, and name the way in routing.order",
+            ),
+            Reason::RouteOverride => (
+                "route-override",
+                "the file of routes names another way",
+                "change the file that routing.file names",
+            ),
+            Reason::RouteUnusable => (
+                "route-unusable",
+                "the way that the file of routes names can't be taken",
+                "see what `vramio check --topology` says of that way, and change the file that routing.file names",
+            ),
+            Reason::BounceExhausted => (
+                "bounce-exhausted",
+                "all bounce buffers of the GPU on the way are in use",
+                "raise routing.bytes, or make fewer requests at the same time",
             ),
             Reason::PeerCopy => (
                 "peer-copy",

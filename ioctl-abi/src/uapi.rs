@@ -279,7 +279,8 @@ pub struct VramioIo {
 /// The entries are [`VramioIo`]s, [`VRAMIO_IO_WRITE`] in `flags` says which way; their
 /// order is not kept. Each entry gets its own results: one that failed has `error`
 /// and `reason` set and `bytes` 0, which is no failure of the batch. At most 256
-/// requests of one open file are in flight; the rest wait for their turn.
+/// requests of one open file are in flight, others' on the same file included; the rest
+/// wait for those of this batch, and where there are none, run one after the other.
 ///
 /// The call fails (`EINVAL`, `EFAULT`, `E2BIG`) before anything is submitted when the
 /// batch itself is malformed, with `EINTR` when a fatal signal ends it, and with
@@ -314,8 +315,8 @@ pub struct VramioBatch {
 /// to 15 [`Certainty`], 16 to 31 `Reason`, 32 to 63 the bytes that the submissions do
 /// not cover, in units of 512, rounded up.
 ///
-/// At most 256 requests of one open file are in flight. A further one waits in io_uring's
-/// worker threads for its turn. A request cannot be cancelled: a drive's command
+/// At most 256 requests of one open file are in flight. A further one goes to
+/// io_uring's worker threads, of which each runs one. A request cannot be cancelled: a drive's command
 /// cannot be called back. When the task that issued it dies, it ends after the part that
 /// it is at ([`VramioInfo::part_bytes`]).
 #[repr(C)]
@@ -472,6 +473,9 @@ pub enum Path {
     CompatCache = 4,
     /// Through host memory, by direct I/O.
     CompatDirect = 5,
+    /// One DMA between drive and the memory of another GPU, and from there, or to there, by
+    /// the GPUs' driver.
+    Routed = 6,
 }
 
 /// How sure a result is of its [`Path`].
@@ -492,13 +496,14 @@ pub enum Certainty {
 
 impl Path {
     /// Every path.
-    pub const ALL: [Path; 6] = [
+    pub const ALL: [Path; 7] = [
         Path::None,
         Path::DirectSwitch,
         Path::DirectHostBridge,
         Path::P2pdma,
         Path::CompatCache,
         Path::CompatDirect,
+        Path::Routed,
     ];
 
     /// The path with this number.
@@ -515,6 +520,7 @@ impl Path {
             Path::P2pdma => "p2pdma",
             Path::CompatCache => "compat-cache",
             Path::CompatDirect => "compat-direct",
+            Path::Routed => "routed",
         }
     }
 

@@ -112,6 +112,11 @@ enum vramio_path {
 	VRAMIO_PATH_COMPAT_CACHE = 4,
 	/* Through host memory, by direct I/O. */
 	VRAMIO_PATH_COMPAT_DIRECT = 5,
+	/*
+	 * One DMA between drive and the memory of another GPU, and from there, or to there, by
+	 * the GPUs' driver.
+	 */
+	VRAMIO_PATH_ROUTED = 6,
 };
 
 /* How sure a result is of its enum vramio_path. */
@@ -419,6 +424,22 @@ enum vramio_reason {
 	 * The request went by user mapping: the kernel keeps no account that says how.
 	 */
 	VRAMIO_REASON_NO_ACCOUNTS = 286,
+	/* Another way comes earlier in the order of routing. */
+	VRAMIO_REASON_NOT_PREFERRED = 330,
+	/* The two GPUs do not reach each other's memory. */
+	VRAMIO_REASON_NO_PEER_ACCESS = 331,
+	/*
+	 * The GPU is no nearer to the drive than the one that the data is for.
+	 */
+	VRAMIO_REASON_NOT_NEARER = 332,
+	/* Routing is off, or its order leaves this way out. */
+	VRAMIO_REASON_ROUTING_OFF = 333,
+	/* The file of routes names another way. */
+	VRAMIO_REASON_ROUTE_OVERRIDE = 334,
+	/* The way that the file of routes names can't be taken. */
+	VRAMIO_REASON_ROUTE_UNUSABLE = 335,
+	/* All bounce buffers of the GPU on the way are in use. */
+	VRAMIO_REASON_BOUNCE_EXHAUSTED = 336,
 	/* The copy from one GPU's memory into another one's failed. */
 	VRAMIO_REASON_PEER_COPY = 340,
 };
@@ -724,7 +745,8 @@ struct vramio_probe {
  * The entries are struct vramio_ios, VRAMIO_IO_WRITE in flags says which way; their
  * order is not kept. Each entry gets its own results: one that failed has error
  * and reason set and bytes 0, which is no failure of the batch. At most 256
- * requests of one open file are in flight; the rest wait for their turn.
+ * requests of one open file are in flight, others' on the same file included; the rest
+ * wait for those of this batch, and where there are none, run one after the other.
  *
  * The call fails (EINVAL, EFAULT, E2BIG) before anything is submitted when the
  * batch itself is malformed, with EINTR when a fatal signal ends it, and with
@@ -761,8 +783,8 @@ struct vramio_batch {
  * to 15 enum vramio_certainty, 16 to 31 enum vramio_reason, 32 to 63 the bytes that the submissions do
  * not cover, in units of 512, rounded up.
  *
- * At most 256 requests of one open file are in flight. A further one waits in io_uring's
- * worker threads for its turn. A request cannot be cancelled: a drive's command
+ * At most 256 requests of one open file are in flight. A further one goes to
+ * io_uring's worker threads, of which each runs one. A request cannot be cancelled: a drive's command
  * cannot be called back. When the task that issued it dies, it ends after the part that
  * it is at (vramio_info.part_bytes).
  */

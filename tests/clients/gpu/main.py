@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = {
     # name: modes, the module that it needs
     "torch_gds": (("ours", "nvidia", "posix"), "torch"),
+    "checkpoints": (("ours", "nvidia", "posix"), "torch"),
     "kvikio_files": (("ours", "nvidia", "posix"), "kvikio"),
     "safetensors_files": (("ours", "nvidia", "posix"), "fastsafetensors"),
     "bindings": (("ours", "nvidia"), "cuda.bindings"),
@@ -167,6 +168,7 @@ def main():
     parser.add_argument("--modes", default="ours,nvidia,posix")
     options = parser.parse_args()
     options.out = options.out or tempfile.mkdtemp(prefix="clients-")
+    os.makedirs(options.out, exist_ok=True)
     only, modes = options.only.split(","), options.modes.split(",")
     results, failed = {}, []
     for name, (case_modes, module) in CASES.items():

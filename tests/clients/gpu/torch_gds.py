@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""PyTorch's torch.cuda.gds: storages to files and back, and checkpoints."""
+"""PyTorch's torch.cuda.gds: storages to files and back."""
 
 import os
-import time
 
 import torch
 from torch.cuda.gds import GdsFile, gds_deregister_buffer, gds_register_buffer
@@ -62,73 +61,4 @@ target.zero_()
 torch.cuda.synchronize()
 case.rate("read cold, GB/s", size, read_posix if posix else read_gds, times=1)
 case.note("bytes equal, cold", bool(torch.equal(source, target)))
-del source, target
-
-# A checkpoint of some tensors: the file's frame by torch.save, the data by cuFile.
-from torch.utils.serialization import config
-
-config.save.storage_alignment = 4096
-state = {
-    f"layer{i}": torch.randn(size // 16 // 4 // 1024, 1024, device="cuda") for i in range(8)
-}
-bytes_ = sum(tensor.numel() * 4 for tensor in state.values())
-checkpoint = case.path("checkpoint.pt")
-
-
-def offsets(path):
-    """Where each tensor's data is in a checkpoint."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        frame = torch.load(path, weights_only=True)
-    return {
-        name: tensor.untyped_storage()._checkpoint_offset for name, tensor in frame.items()
-    }
-
-
-def save():
-    if posix:
-        torch.save(state, checkpoint)
-    else:
-        with torch.serialization.skip_data():
-            torch.save(state, checkpoint)
-        file = GdsFile(checkpoint, os.O_RDWR)
-        for name, offset in offsets(checkpoint).items():
-            file.save_storage(state[name].untyped_storage(), offset=offset)
-    fd = os.open(checkpoint, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
-
-
-def load():
-    if posix:
-        return torch.load(checkpoint, map_location="cuda", weights_only=True)
-    file = GdsFile(checkpoint, os.O_RDONLY)
-    loaded = {}
-    for name, offset in offsets(checkpoint).items():
-        loaded[name] = torch.empty_like(state[name])
-        file.load_storage(loaded[name].untyped_storage(), offset=offset)
-    return loaded
-
-
-def equal(loaded):
-    return all(torch.equal(state[name], loaded[name].cuda()) for name in state)
-
-
-case.rate("checkpoint save and fsync, GB/s", bytes_, save)
-case.note("plain torch.load equal", equal(torch.load(checkpoint, weights_only=True)))
-loaded = None
-
-
-def load_again():
-    global loaded
-    loaded = load()
-    torch.cuda.synchronize()
-
-
-torch.save(state, checkpoint)
-common.warm(checkpoint)
-case.rate("checkpoint load cached, GB/s", bytes_, load_again)
-case.note("loaded from plain torch.save equal", equal(loaded))
-for name in ("storage", "checkpoint.pt"):
-    os.unlink(case.path(name))
+os.unlink(path)

@@ -344,6 +344,9 @@ pub struct UringPlan {
     /// So many milliseconds after the first submission asks for each command to be
     /// cancelled (`IORING_OP_ASYNC_CANCEL`).
     pub cancel: Option<u64>,
+    /// After the first submission the same thread makes this call, an [`Op::Ioctl`], and
+    /// only then looks at the ring again. It has to succeed.
+    pub meanwhile: Option<(i32, u32, Vec<u8>)>,
     /// The commands, in the order of their submission.
     pub requests: Vec<UringRequest>,
 }

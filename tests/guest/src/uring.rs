@@ -4,6 +4,7 @@
 
 use io_uring::squeue::Flags;
 use io_uring::{cqueue, opcode, squeue, types, Builder, IoUring};
+use nix::errno::Errno;
 use std::io;
 use std::time::Duration;
 use vramio_guest::protocol::{PlainIo, Ring, UringDone, UringPlan, UringRequest};
@@ -127,6 +128,7 @@ fn drive<S: squeue::EntryMarker + From<squeue::Entry>>(
     let mut left = done.len();
     let mut in_flight = 0;
     let mut cancel = plan.cancel;
+    let mut meanwhile = plan.meanwhile.clone();
     loop {
         while in_flight < plan.depth {
             let Some((index, request)) = requests.next() else {
@@ -161,6 +163,11 @@ fn drive<S: squeue::EntryMarker + From<squeue::Entry>>(
                 // SAFETY: the entry holds numbers only.
                 unsafe { ring.submission().push(&ask.into()) }.map_err(io::Error::other)?;
             }
+        }
+        if let Some((fd, command, mut arg)) = meanwhile.take() {
+            ring.submit()?;
+            // SAFETY: the structure is as long as it says.
+            Errno::result(unsafe { libc::ioctl(fd, command.into(), arg.as_mut_ptr()) })?;
         }
         if left == 0 {
             return Ok(done);

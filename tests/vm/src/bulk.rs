@@ -102,6 +102,7 @@ impl Way {
             depth: DEPTH,
             abandon: None,
             cancel: None,
+            meanwhile: None,
             requests: requests.iter().map(|io| command(io, flags)).collect(),
         }
     }
@@ -135,24 +136,44 @@ pub fn batch(
     device: &RemoteDevice,
     requests: &[VramioIo],
 ) -> Result<(Answer<VramioBatch>, Vec<VramioIo>)> {
-    let size = remote::size::<VramioIo>();
-    let entries: Vec<u8> = requests
-        .iter()
-        .flat_map(|io| VramioIo { size, ..*io }.to_bytes())
-        .collect();
-    let memory = Memory::new(device.session(), &entries)?;
-    let arg = VramioBatch {
-        entries: memory.addr,
-        count: requests.len() as u32,
-        ..batch_arg()
-    };
-    let answer = remote::ioctl(device.session(), device.fd(), VRAMIO_IOC_BATCH, &arg)?;
-    let found = memory.take(entries.len() as u64)?;
-    let entries = found
-        .chunks(size as usize)
-        .map(|entry| VramioIo::from_bytes(entry).context("an entry of another size"))
-        .collect::<Result<_>>()?;
-    Ok((answer, entries))
+    let batch = Batch::new(device, requests)?;
+    let answer = remote::ioctl(device.session(), device.fd(), VRAMIO_IOC_BATCH, &batch.arg)?;
+    Ok((answer, batch.take()?))
+}
+
+/// A batch that somebody is to run.
+pub struct Batch {
+    memory: Memory,
+    /// The call's structure.
+    pub arg: VramioBatch,
+}
+
+impl Batch {
+    /// With these requests as its entries, in memory of the device's session.
+    pub fn new(device: &RemoteDevice, requests: &[VramioIo]) -> Result<Self> {
+        let size = remote::size::<VramioIo>();
+        let entries: Vec<u8> = requests
+            .iter()
+            .flat_map(|io| VramioIo { size, ..*io }.to_bytes())
+            .collect();
+        let memory = Memory::new(device.session(), &entries)?;
+        let arg = VramioBatch {
+            entries: memory.addr,
+            count: requests.len() as u32,
+            ..batch_arg()
+        };
+        Ok(Self { memory, arg })
+    }
+
+    /// The entries as they are now.
+    pub fn take(self) -> Result<Vec<VramioIo>> {
+        let size = remote::size::<VramioIo>();
+        let found = self.memory.take(u64::from(self.arg.count * size))?;
+        found
+            .chunks(size as usize)
+            .map(|entry| VramioIo::from_bytes(entry).context("an entry of another size"))
+            .collect()
+    }
 }
 
 /// A batch without entries.

@@ -215,7 +215,7 @@ fn of_gpu(then: &Snapshot, now: &Snapshot, took: Duration) -> String {
         let (all, before) = (now.all(direction), then.all(direction));
         let busy = all.nanoseconds.saturating_sub(before.nanoseconds);
         let share = (busy as f64 / took.max(WINDOW).as_nanos() as f64 * 100.0) as u64;
-        let through_host = |path| now.way(direction, Some(path)).requests;
+        let by = |path| now.way(direction, Some(path)).requests;
         let reason = |wanted: &[Reason]| -> u64 {
             let reasons = now.reasons_of(direction).iter();
             let some = reasons.filter(|(reason, _)| wanted.iter().any(|wanted| reason == wanted));
@@ -226,16 +226,17 @@ fn of_gpu(then: &Snapshot, now: &Snapshot, took: Duration) -> String {
             Direction::Write => String::new(),
         };
         format!(
-            "{}: bw={:.6} util(%)={share} n={} posix={} unalign={} dr=0{sparse} err={} MiB={}",
+            "{}: bw={:.6} util(%)={share} n={} posix={} unalign={} dr={}{sparse} err={} MiB={}",
             title(direction),
             bandwidth(then.bytes[at], now.bytes[at], took),
             now.requests[at],
-            through_host(Path::CompatCache) + through_host(Path::CompatDirect),
+            by(Path::CompatCache) + by(Path::CompatDirect),
             reason(&[
                 Reason::UnalignedOffset,
                 Reason::UnalignedLength,
                 Reason::UnalignedBuffer,
             ]),
+            by(Path::Routed),
             now.failed[at],
             now.bytes[at] / MIB,
         )

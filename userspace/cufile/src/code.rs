@@ -152,7 +152,7 @@ fn of_reason(reason: Known<Reason>) -> Option<Failure> {
         Reason::CudaError | Reason::PeerCopy | Reason::NoCuda => {
             return Some(Failure::Cuda(CUDA_UNKNOWN))
         }
-        Reason::PoolExhausted | Reason::NoMemory => Code::NoMemory,
+        Reason::PoolExhausted | Reason::BounceExhausted | Reason::NoMemory => Code::NoMemory,
         Reason::BarFull
         | Reason::RegistrationLimit
         | Reason::RegistrationSize

@@ -112,7 +112,7 @@ impl Ways {
     pub(crate) fn of(outcome: &Outcome) -> Self {
         let moved = |path| outcome.moved.by(path) > 0;
         Ways {
-            nvfs: moved(Path::DirectSwitch) || moved(Path::DirectHostBridge),
+            nvfs: moved(Path::DirectSwitch) || moved(Path::DirectHostBridge) || moved(Path::Routed),
             p2p: moved(Path::P2pdma),
             posix: moved(Path::CompatCache) || moved(Path::CompatDirect),
         }

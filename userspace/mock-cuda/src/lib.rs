@@ -375,6 +375,13 @@ pub extern "C" fn mock_cuda_delay(microseconds: u64) {
     switch::delay(microseconds);
 }
 
+/// Lets so many more copies on streams begin, and holds those behind them; all, if it is the
+/// largest number.
+#[no_mangle]
+pub extern "C" fn mock_cuda_hold(through: u64) {
+    switch::hold(through);
+}
+
 /// Mistakes so far: copies outside of live allocations, copies of memory that is not pinned,
 /// and copies while the context of another device is current, or said to be the memory's.
 #[no_mangle]

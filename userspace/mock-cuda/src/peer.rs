@@ -15,6 +15,11 @@ use crate::{PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, PEER_ACCESS_UN
 /// Which device reaches which other one's allocations.
 static ENABLED: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
+/// `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED`.
+const ACCESS_SUPPORTED: c_uint = 2;
+/// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
+const NATIVE_ATOMIC_SUPPORTED: c_uint = 3;
+
 fn enabled() -> MutexGuard<'static, BTreeSet<(usize, usize)>> {
     ENABLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -34,6 +39,23 @@ driver! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
         let (device, peer) = (gpu::number(device)?, gpu::number(peer)?);
         put(can, c_int::from(device != peer && switch::peers()))
+    }
+    fn cuDeviceGetP2PAttribute(
+        value: *mut c_int,
+        attribute: c_uint,
+        device: c_int,
+        peer: c_int
+    ) {
+        let (device, peer) = (gpu::number(device)?, gpu::number(peer)?);
+        if device == peer {
+            return Err(INVALID_DEVICE);
+        }
+        match attribute {
+            ACCESS_SUPPORTED => put(value, c_int::from(switch::peers())),
+            // As by PCIe: there is no link.
+            NATIVE_ATOMIC_SUPPORTED => put(value, 0),
+            _ => Err(INVALID_VALUE),
+        }
     }
     fn cuCtxEnablePeerAccess(peer: *mut c_void, flags: c_uint) {
         context::id(peer)?;

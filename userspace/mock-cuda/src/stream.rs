@@ -63,6 +63,7 @@ impl Stream {
             for work in posted {
                 match work {
                     Work::Copy(copy) => {
+                        switch::pass_gate();
                         switch::pause();
                         if let Err(code) = copy.run() {
                             if let Ok(fault) = faults(pointer(ctx)) {

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -102,6 +102,26 @@ pub(crate) fn pause() {
     let step = RANDOM.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed);
     let mixed = (step ^ (step >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33;
     thread::sleep(Duration::from_micros(mixed % most));
+}
+
+/// How many copies on streams may still begin.
+static GATE: (Mutex<u64>, Condvar) = (Mutex::new(u64::MAX), Condvar::new());
+
+/// Lets so many more copies on streams begin; all, if it is the largest number.
+pub(crate) fn hold(through: u64) {
+    *GATE.0.lock().unwrap_or_else(PoisonError::into_inner) = through;
+    GATE.1.notify_all();
+}
+
+/// A copy on a stream begins, when it may.
+pub(crate) fn pass_gate() {
+    let mut left = GATE.0.lock().unwrap_or_else(PoisonError::into_inner);
+    while *left == 0 {
+        left = GATE.1.wait(left).unwrap_or_else(PoisonError::into_inner);
+    }
+    if *left != u64::MAX {
+        *left -= 1;
+    }
 }
 
 /// A mistake was made.

@@ -12,6 +12,8 @@ use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
 use crate::engine::p2pdma::P2pdma;
+use crate::engine::routed::{Router, Surroundings};
+use crate::engine::Engine;
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
 use crate::process::Owner;
@@ -30,11 +32,24 @@ pub struct Context {
 pub(crate) struct Inner {
     config: Config,
     owner: Owner,
-    pub(crate) kmod: Result<Kmod, Error>,
+    pub(crate) kmod: Result<Arc<Kmod>, Error>,
+    /// `None` without routing, and without the module.
+    pub(crate) router: Option<Router>,
     /// `None` where the configuration forbids it.
     pub(crate) p2pdma: Option<P2pdma>,
     pub(crate) compat: Compat,
     pub(crate) stats: Rows,
+}
+
+impl Inner {
+    /// What goes direct by the kernel module.
+    pub(crate) fn module(&self) -> Result<&dyn Engine, &Error> {
+        match (&self.router, &self.kmod) {
+            (Some(router), _) => Ok(router.direct()),
+            (None, Ok(kmod)) => Ok(&**kmod),
+            (None, Err(error)) => Err(error),
+        }
+    }
 }
 
 impl Context {
@@ -61,9 +76,15 @@ impl Context {
         config.check()?;
         let may = |engine| config.direct && config.direct_engine != engine;
         let kmod = if may(DirectEngine::P2pdma) {
-            Kmod::open()
+            Kmod::open().map(Arc::new)
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
+        };
+        let router = match &kmod {
+            Ok(kmod) if config.routing.enabled => {
+                Some(Router::new(&config, kmod.clone(), Surroundings::OURS)?)
+            }
+            _ => None,
         };
         let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
@@ -72,10 +93,27 @@ impl Context {
                 config,
                 owner: Owner::current(),
                 kmod,
+                router,
                 p2pdma,
                 stats: Rows::new(),
             }),
         })
+    }
+
+    /// One whose direct engine is another one than the module.
+    #[cfg(test)]
+    pub(crate) fn with_router(config: Config, router: Option<Router>) -> Self {
+        Context {
+            inner: Arc::new(Inner {
+                compat: Compat::new(&config),
+                config,
+                owner: Owner::current(),
+                kmod: Err(Error::new(Operation::Open, "no module").with_reason(Reason::NoModule)),
+                router,
+                p2pdma: None,
+                stats: Rows::new(),
+            }),
+        }
     }
 
     /// What it was told.
@@ -89,7 +127,7 @@ impl Context {
     ///
     /// Why nothing can go through it.
     pub fn device(&self) -> Result<&Device, &Error> {
-        self.inner.kmod.as_ref().map(Kmod::device)
+        self.inner.kmod.as_ref().map(|kmod| kmod.device())
     }
 
     /// The CUDA driver's version, such as 13000, if there is one.

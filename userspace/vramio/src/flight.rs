@@ -83,6 +83,9 @@ impl Submission {
             return None;
         }
         let (engine, limits) = file.direct(&job).ok()?;
+        if !engine.has_ring() {
+            return None;
+        }
         let (size, holes) = file.extent(&job.request, Some(engine)).ok()?;
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
         let mut plan = Plan::direct(job.request, limits, size);

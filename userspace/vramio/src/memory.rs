@@ -171,17 +171,11 @@ impl GpuBuffer {
     }
 
     fn new(context: &Context, kind: Kind, len: u64) -> Result<Self, Error> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         context.check_process(Operation::Import)?;
+        let counters = counters(context, &kind);
         Ok(GpuBuffer {
             context: context.clone(),
-            memory: Arc::new(Memory {
-                id: NEXT.fetch_add(1, Relaxed),
-                counters: counters(context, &kind),
-                kind,
-                len,
-                registration: RwLock::new(Registered::No),
-            }),
+            memory: Arc::new(Memory::new(kind, len, counters)),
             range: 0..len,
         })
     }
@@ -247,6 +241,17 @@ impl Memory {
             Kind::Mapped(_) | Kind::Host(_) | Kind::DmaBuf { .. } => return 0,
         };
         STATIONS.min(device + 2) - 1
+    }
+
+    pub(crate) fn new(kind: Kind, len: u64, counters: &'static Counters) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Memory {
+            id: NEXT.fetch_add(1, Relaxed),
+            counters,
+            kind,
+            len,
+            registration: RwLock::new(Registered::No),
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {

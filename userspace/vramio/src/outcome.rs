@@ -2,6 +2,7 @@
 
 //! What a request did, and what one would do.
 
+use std::cmp::Reverse;
 use std::fmt;
 
 use nix::errno::Errno;
@@ -59,6 +60,11 @@ pub struct Outcome {
     /// Parts that the module split the request into; 0 where it does not say, as of
     /// requests that were submitted asynchronously.
     pub parts: u32,
+    /// The GPU through whose memory bytes went ([`Path::Routed`]); of several the first.
+    ///
+    /// Of such bytes [`certainty`](Self::certainty) is that of the DMA between drive and this
+    /// GPU. Of the copy between the two GPUs there is the word of their driver alone.
+    pub via: Option<PciAddress>,
 }
 
 /// Bytes by the path that they took.
@@ -100,9 +106,10 @@ fn indirection(path: Code<Path>) -> u32 {
         Some(Path::DirectSwitch) => 1,
         Some(Path::DirectHostBridge) => 2,
         Some(Path::P2pdma) => 3,
-        None => 4,
-        Some(Path::CompatDirect) => 5,
-        Some(Path::CompatCache) => 6,
+        Some(Path::Routed) => 4,
+        None => 5,
+        Some(Path::CompatDirect) => 6,
+        Some(Path::CompatCache) => 7,
     }
 }
 
@@ -143,6 +150,7 @@ impl Outcome {
             uncovered: 0,
             error: None,
             parts: 0,
+            via: None,
         }
     }
 
@@ -157,6 +165,28 @@ impl Outcome {
         outcome.certainty = certainty.into();
         outcome.moved.add(path.into(), bytes);
         outcome
+    }
+
+    /// The same bytes, and from the memory of this GPU into another one's, or the other way;
+    /// the reason says why, unless there is more to say.
+    pub(crate) fn routed(self, via: PciAddress, reason: Code<Reason>) -> Self {
+        let mut moved = Moved::default();
+        moved.add(Path::Routed.into(), self.bytes - self.zeroed);
+        Outcome {
+            moved,
+            path: if self.path == Path::None {
+                self.path
+            } else {
+                Path::Routed.into()
+            },
+            reason: if self.reason == Reason::None {
+                reason
+            } else {
+                self.reason
+            },
+            via: (self.bytes > 0).then_some(via),
+            ..self
+        }
     }
 
     /// Bytes of a hole.
@@ -174,13 +204,18 @@ impl Outcome {
         let mut excess = self.bytes.saturating_sub(bytes);
         self.bytes -= excess;
         self.uncovered = self.uncovered.min(self.bytes);
-        let unknown = std::iter::once(&mut self.moved.unknown);
-        let ways = self.moved.known.iter_mut().rev().chain(unknown);
-        for way in ways.chain(std::iter::once(&mut self.zeroed)) {
-            let taken = excess.min(*way);
-            *way -= taken;
+        let mut take = |from: &mut u64| {
+            let taken = excess.min(*from);
+            *from -= taken;
             excess -= taken;
+        };
+        let mut paths = Path::ALL;
+        paths.sort_by_key(|path| Reverse(indirection((*path).into())));
+        for path in paths {
+            take(&mut self.moved.known[path as usize]);
         }
+        take(&mut self.moved.unknown);
+        take(&mut self.zeroed);
         self
     }
 
@@ -191,6 +226,7 @@ impl Outcome {
         self.submitted += next.submitted;
         self.uncovered += next.uncovered;
         self.parts += next.parts;
+        self.via = self.via.or(next.via);
         for path in Path::ALL {
             self.moved.add(path.into(), next.moved.by(path));
         }
@@ -226,6 +262,7 @@ impl Outcome {
             uncovered: io.uncovered,
             error: errno(io.error),
             parts: io.parts,
+            via: None,
         }
     }
 
@@ -330,6 +367,7 @@ mod tests {
                 uncovered: 1 << 18,
                 error: Some(Errno::EIO),
                 parts: 7,
+                via: None,
             }
         );
     }

@@ -11,6 +11,7 @@ use vramio_abi::Reason;
 use crate::cancel::Cancel;
 use crate::code::Code;
 use crate::engine::p2pdma::P2pdma;
+use crate::engine::routed::Routed;
 use crate::engine::{Engine, Job, Stream};
 use crate::error::{Error, Operation};
 use crate::file::{File, Holes};
@@ -282,7 +283,7 @@ impl File {
         }
         let inner = &self.context.inner;
         let p2pdma = inner.p2pdma.as_ref();
-        let kmod = inner.kmod.as_ref();
+        let kmod = inner.module();
         // What neither of them takes whatever the file has the more useful reason.
         let kmod = match (kmod, p2pdma.map(|engine| engine.takes(&job.memory))) {
             (Err(error), None) => return Err(Refusal::Never(error)),
@@ -298,7 +299,17 @@ impl File {
         if job.request.len < self.target.threshold {
             return Err(Refusal::Known(Reason::BelowThreshold));
         }
-        let refused = match kmod.map(|engine| (engine, engine.offer(job))) {
+        let offered = kmod.map(|engine| (engine, engine.offer(job)));
+        if let (Some(router), Some((_, offered))) = (&inner.router, &offered) {
+            let refused = offered.as_ref().err().map(|error| error.reason);
+            match router.route(job, refused) {
+                Routed::No => {}
+                Routed::Yes(limits) => return Ok((router, limits)),
+                Routed::Host(reason) => return Err(Refusal::Known(reason)),
+                Routed::Refused(error) => return Err(Refusal::Now(error)),
+            }
+        }
+        let refused = match offered {
             Some((engine, Ok(limits))) => return Ok((engine, limits)),
             Some((_, Err(error))) => Some(error),
             None => None,

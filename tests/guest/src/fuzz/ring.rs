@@ -15,6 +15,9 @@ const ENTRIES: u32 = 64;
 /// How long the kernel's submission thread looks for work before it sleeps, ms.
 const IDLE: u32 = 50;
 
+/// `IORING_ENTER_GETEVENTS`.
+const GET_EVENTS: u32 = 1;
+
 type Ring = IoUring<Entry128, cqueue::Entry32>;
 
 /// A ring of each kind.
@@ -36,6 +39,16 @@ impl Rings {
             .setup_defer_taskrun()
             .build(ENTRIES)?;
         Ok(Self(vec![plain, polled, deferred]))
+    }
+
+    /// Enters each for no command. A command that a worker thread ran is freed, and with it
+    /// its file, by the task of the ring; where task work is deferred, that is in here.
+    pub fn enter(&self) -> io::Result<()> {
+        for ring in &self.0 {
+            // SAFETY: without an argument, and for no entry of the queue.
+            unsafe { ring.submitter().enter::<()>(0, 0, GET_EVENTS, None) }?;
+        }
+        Ok(())
     }
 
     /// Runs the commands, which are writes or not, on one of the rings. `None` is one that was not run, since one

@@ -659,7 +659,7 @@ impl Steps {
     fn reopen(&mut self, device: usize) -> Result<(), String> {
         let opens = world::opens().map_err(|e| format!("open files: {e}"))?;
         self.world.devices[device] = Device::open().map_err(|e| format!("open: {e}"))?;
-        world::settle(opens)?;
+        world::settle(opens, || self.rings.enter())?;
         self.tally.count("close", "done");
         Ok(())
     }

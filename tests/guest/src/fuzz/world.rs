@@ -23,7 +23,7 @@ const DEVICE: &str = "/dev/vramio";
 /// Its users: its open files.
 const USERS: &str = "/sys/module/vramio/refcnt";
 /// How long what was closed may be in use; on a debug kernel the end of a ring takes seconds.
-const SOON: Duration = Duration::from_secs(30);
+const SOON: Duration = Duration::from_secs(60);
 /// Bytes of a huge page.
 const HUGE: u64 = 2 << 20;
 /// Bytes of a file whose end is not that of a block.
@@ -41,16 +41,54 @@ pub fn opens() -> io::Result<u64> {
 
 /// Waits until no more than `most` files are open: what a ring has of one that was closed
 /// goes a little after the last completion, and what the user is charged for goes with it.
-pub fn settle(most: u64) -> Result<(), String> {
+/// Rings that stay have to be entered by `enter` meanwhile.
+pub fn settle(most: u64, enter: impl Fn() -> io::Result<()>) -> Result<(), String> {
     let text = |e: io::Error| format!("read {USERS}: {e}");
     let start = Instant::now();
     while opens().map_err(text)? > most {
         if start.elapsed() > SOON {
-            return Err(format!("more than {most} files of the module are open"));
+            return Err(format!(
+                "more than {most} files of the module are open; {}",
+                holders()
+            ));
         }
+        enter().map_err(|e| format!("enter the rings: {e}"))?;
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+/// Who may keep files of the module open: descriptors, and tasks inside the module or
+/// io_uring with where they are.
+fn holders() -> String {
+    let processes = glob("/proc", |name| name.parse::<u32>().is_ok());
+    let mut found = Vec::new();
+    for task in processes
+        .iter()
+        .flat_map(|p| glob(&format!("{p}/task"), |_| true))
+    {
+        for fd in glob(&format!("{task}/fd"), |_| true) {
+            if std::fs::read_link(&fd).is_ok_and(|link| link.as_os_str() == DEVICE) {
+                found.push(fd);
+            }
+        }
+        let read = |file| std::fs::read_to_string(format!("{task}/{file}")).unwrap_or_default();
+        let stack = read("stack");
+        if stack.contains("io_") || stack.contains("[vramio]") {
+            found.push(format!("{task} {}: {stack}", read("comm").trim()));
+        }
+    }
+    found.join("\n")
+}
+
+/// Paths of a folder's entries with such names; none where it can't be read.
+fn glob(dir: &str, which: impl Fn(&str) -> bool) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names
+        .filter(|name| which(name))
+        .map(|name| format!("{dir}/{name}"))
+        .collect()
 }
 
 /// A registration, as far as its owner knows it.

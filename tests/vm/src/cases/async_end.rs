@@ -3,7 +3,7 @@
 //! Something ends while many requests are in flight: the ring, the process, the
 //! registration.
 
-use crate::bulk::{self, Outcome, Way};
+use crate::bulk::{self, Batch, Outcome, Way};
 use crate::context::{Buffer, Context};
 use crate::filesystem::{self, FileSystem};
 use crate::fleet::Kind;
@@ -12,12 +12,12 @@ use crate::rest;
 use anyhow::{anyhow, ensure, Result};
 use libc::ESTALE;
 use std::time::{Duration, Instant};
-use vramio_abi::{Reason, VramioIo};
+use vramio_abi::{Reason, VramioIo, VRAMIO_IOC_BATCH};
 use vramio_guest::file::FilePlan;
 use vramio_guest::protocol::{Exit, Op, UringDone, UringPlan};
 use vramio_qemu::guest::{Pending, Session};
 use vramio_qemu::oracle::{first_difference, Flow, Place, POISON};
-use vramio_qemu::remote::{RemoteDevice, Scope};
+use vramio_qemu::remote::{Abi, RemoteDevice, Scope};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -63,6 +63,12 @@ pub fn cases() -> Vec<Case> {
         let name = format!("async/{}/kill-with-256-in-flight", way.name());
         cases.push(Case::new(name, Kind::Default, move |context| {
             kill_full(context, way)
+        }));
+    }
+    for way in [Way::Plain, Way::DeferTaskrun] {
+        let name = format!("async/{}/batch-behind-256", way.name());
+        cases.push(Case::new(name, Kind::Default, move |context| {
+            batch_behind(context, way)
         }));
     }
     for way in [None, Some(Way::Batch), Some(Way::Plain), Some(Way::Workers)] {
@@ -350,6 +356,53 @@ fn kill_full(context: &mut Context<'_>, way: Way) -> Result<()> {
             );
         }
         dies(context, slow, waits)
+    })
+}
+
+/// A task that has all slots by its commands, and does not look at its ring, runs a batch:
+/// it ends, though nobody gives a slot back meanwhile, and so does a command too many.
+fn batch_behind(context: &mut Context<'_>, way: Way) -> Result<()> {
+    with_slow(context, |context, slow| {
+        let piece = 32 << 10;
+        // What is in flight takes a second: longer than it takes to begin the batch.
+        throttle(context, SLOTS * piece)?;
+        let device = &slow.buffer.device;
+        let request = |index: u64| {
+            let at = index * piece;
+            bulk::request(slow.fd, &slow.buffer, at, at, piece)
+        };
+        let count = SLOTS + 8;
+        let commands: Vec<VramioIo> = (0..count).map(request).collect();
+        let entries: Vec<VramioIo> = (count..count + 4).map(request).collect();
+        let batch = Batch::new(device, &entries)?;
+        let plan = UringPlan {
+            depth: count as u32,
+            meanwhile: Some((device.fd(), VRAMIO_IOC_BATCH, batch.arg.to_bytes())),
+            ..way.plan(device, &commands)
+        };
+        let done: Vec<UringDone> = slow.session.call(Op::Uring(plan))?;
+        let done = done.iter().map(Outcome::of_completion);
+        let entries = batch.take()?;
+        for (index, outcome) in done
+            .chain(entries.iter().map(Outcome::of_entry))
+            .enumerate()
+        {
+            ensure!(
+                outcome.bytes == piece && outcome.errno == 0,
+                "request {index}: {outcome:?}"
+            );
+        }
+        let mut expected = vec![POISON; (SIZE + PAGE) as usize];
+        let len = (count + 4) * piece;
+        expected[..len as usize].copy_from_slice(&slow.plan.content(0, len));
+        let memory = slow.watched(context);
+        let found = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        let difference = first_difference(&found, &expected[..found.len()]);
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        rest::at_rest(context, &[device])
     })
 }
 

@@ -40,11 +40,21 @@ pub enum Key {
     DenyDevices,
     /// [`Deny::drivers`](crate::Deny::drivers).
     DenyDrivers,
+    /// [`Routing::enabled`](crate::Routing::enabled).
+    RoutingEnabled,
+    /// [`Routing::order`](crate::Routing::order).
+    RoutingOrder,
+    /// [`Routing::file`](crate::Routing::file).
+    RoutingFile,
+    /// [`Routing::bytes`](crate::Routing::bytes).
+    RoutingBytes,
+    /// [`Routing::chunk_bytes`](crate::Routing::chunk_bytes).
+    RoutingChunkBytes,
 }
 
 impl Key {
     /// Every key.
-    pub const ALL: [Key; 15] = [
+    pub const ALL: [Key; 20] = [
         Key::Policy,
         Key::Threshold,
         Key::Thresholds,
@@ -60,6 +70,11 @@ impl Key {
         Key::DenyFilesystems,
         Key::DenyDevices,
         Key::DenyDrivers,
+        Key::RoutingEnabled,
+        Key::RoutingOrder,
+        Key::RoutingFile,
+        Key::RoutingBytes,
+        Key::RoutingChunkBytes,
     ];
 
     /// Name in the file, and variable in the environment.
@@ -80,6 +95,11 @@ impl Key {
             Key::DenyFilesystems => ("deny.filesystems", "VRAMIO_DENY_FILESYSTEMS"),
             Key::DenyDevices => ("deny.devices", "VRAMIO_DENY_DEVICES"),
             Key::DenyDrivers => ("deny.drivers", "VRAMIO_DENY_DRIVERS"),
+            Key::RoutingEnabled => ("routing.enabled", "VRAMIO_ROUTING_ENABLED"),
+            Key::RoutingOrder => ("routing.order", "VRAMIO_ROUTING_ORDER"),
+            Key::RoutingFile => ("routing.file", "VRAMIO_ROUTING_FILE"),
+            Key::RoutingBytes => ("routing.bytes", "VRAMIO_ROUTING_BYTES"),
+            Key::RoutingChunkBytes => ("routing.chunk_bytes", "VRAMIO_ROUTING_CHUNK_BYTES"),
         }
     }
 

@@ -98,28 +98,14 @@ impl Config {
     /// As [`load`](Self::load). Nothing has changed then.
     pub fn read_file(&mut self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let text = source::read(path).map_err(|error| {
-            let errno = error.raw_os_error().map(Errno::from_raw);
-            let failed = Error::new(Operation::Configure, path.display().to_string())
-                .with_reason(Reason::None)
-                .explained(&NO_FILE);
-            match errno {
-                Some(errno) => failed.with_errno(errno),
-                None => failed.with_driver(error.to_string()),
-            }
-        })?;
+        let text = read(path, &NO_FILE)?;
         self.read_text(path, &text)
     }
 
     /// The same for a text; the path is for errors and [`Source`]s.
     fn read_text(&mut self, path: &Path, text: &str) -> Result<(), Error> {
         let file = File { path, text };
-        let table = DeTable::parse(text).map_err(|error| {
-            let span = error.span().unwrap_or_default();
-            let shown = text.get(span.clone()).unwrap_or_default();
-            let bad = file.bad(&span, "", shown, error.message());
-            bad_setting(bad, &NO_TOML)
-        })?;
+        let table = file.parse()?;
         let mut changed = self.clone();
         file.take_table(&mut changed, table.get_ref(), "")?;
         changed.check_values()?;
@@ -180,13 +166,37 @@ fn refuse(key: &str, source: Source, wrong: Wrong) -> Error {
     )
 }
 
-/// A configuration file.
-struct File<'a> {
-    path: &'a Path,
-    text: &'a str,
+/// The text of a file.
+pub(super) fn read(path: &Path, why: &'static Explanation) -> Result<String, Error> {
+    source::read(path).map_err(|error| {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        let failed = Error::new(Operation::Configure, path.display().to_string())
+            .with_reason(Reason::None)
+            .explained(why);
+        match errno {
+            Some(errno) => failed.with_errno(errno),
+            None => failed.with_driver(error.to_string()),
+        }
+    })
 }
 
-impl File<'_> {
+/// A configuration file.
+pub(super) struct File<'a> {
+    pub(super) path: &'a Path,
+    pub(super) text: &'a str,
+}
+
+impl<'a> File<'a> {
+    /// What stands in it.
+    pub(super) fn parse(&self) -> Result<Spanned<DeTable<'a>>, Error> {
+        DeTable::parse(self.text).map_err(|error| {
+            let span = error.span().unwrap_or_default();
+            let shown = self.text.get(span.clone()).unwrap_or_default();
+            let bad = self.bad(&span, "", shown, error.message());
+            bad_setting(bad, &NO_TOML)
+        })
+    }
+
     fn source(&self, span: &Range<usize>) -> Source {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         Source::File {
@@ -195,7 +205,13 @@ impl File<'_> {
         }
     }
 
-    fn bad(&self, span: &Range<usize>, key: &str, value: &str, wanted: &str) -> BadSetting {
+    pub(super) fn bad(
+        &self,
+        span: &Range<usize>,
+        key: &str,
+        value: &str,
+        wanted: &str,
+    ) -> BadSetting {
         BadSetting {
             source: self.source(span),
             key: key.to_owned(),
@@ -270,7 +286,7 @@ fn place(value: &Spanned<DeValue<'_>>, wrong: &Wrong) -> Range<usize> {
     }
 }
 
-fn raw(value: &DeValue<'_>) -> Raw {
+pub(super) fn raw(value: &DeValue<'_>) -> Raw {
     match value {
         DeValue::String(text) => Raw::Text(text.to_string()),
         DeValue::Integer(number) => match i64::from_str_radix(number.as_str(), number.radix()) {
@@ -321,6 +337,13 @@ mounts = ["/mnt/x"]
 filesystems = ["xfs", "wekafs"]
 devices = ["/dev/nvme0n1"]
 drivers = ["nvme"]              # line 21
+
+[routing]
+enabled = true                  # line 24
+order = ["peer", "switch"]
+file = "/etc/routes.toml"
+bytes = "64M"
+chunk_bytes = "1M"
 "#;
 
     fn load(text: &str, variables: &[(&str, &str)]) -> Result<Config, Error> {
@@ -359,8 +382,14 @@ drivers = ["nvme"]              # line 21
         assert_eq!(config.text(Key::DenyFilesystems), "xfs, wekafs");
         assert_eq!(config.text(Key::DenyDevices), "/dev/nvme0n1");
         assert_eq!(config.text(Key::DenyDrivers), "nvme");
+        assert!(config.routing.enabled);
+        assert_eq!(config.text(Key::RoutingOrder), "peer, switch, host");
+        assert_eq!(config.text(Key::RoutingFile), "/etc/routes.toml");
+        assert_eq!(config.routing.bytes, 64 << 20);
+        assert_eq!(config.routing.chunk_bytes, 1 << 20);
         let lines = Key::ALL.map(|key| line(&config.source(key)));
-        assert_eq!(lines, [2, 3, 12, 4, 5, 6, 7, 8, 9, 10, 17, 18, 19, 20, 21]);
+        assert_eq!(lines[..10], [2, 3, 12, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(lines[10..], [17, 18, 19, 20, 21, 24, 25, 26, 27, 28]);
     }
 
     #[test]
@@ -376,6 +405,8 @@ drivers = ["nvme"]              # line 21
             ("VRAMIO_DENY_PATHS", "/x:/y"),
             ("VRAMIO_DENY_FILESYSTEMS", "ext4,tmpfs"),
             ("VRAMIO_DENY_DRIVERS", ""),
+            ("VRAMIO_ROUTING_ORDER", "linked,host-bridge"),
+            ("VRAMIO_ROUTING_FILE", ""),
             ("VRAMIO_CACHE", "somebody else's"),
         ];
         let mut config = load(GOOD, &variables).expect("good");
@@ -389,6 +420,8 @@ drivers = ["nvme"]              # line 21
         assert_eq!(config.text(Key::DenyPaths), "/x, /y");
         assert_eq!(config.text(Key::DenyFilesystems), "ext4, tmpfs");
         assert!(config.deny.drivers.is_empty());
+        assert_eq!(config.text(Key::RoutingOrder), "linked, host-bridge, host");
+        assert_eq!(config.routing.file, None);
         assert_eq!(
             config.source(Key::Threads),
             Source::Variable("VRAMIO_THREADS".to_owned())
@@ -415,6 +448,19 @@ drivers = ["nvme"]              # line 21
             ("threshold = 1.5", 1, "threshold", "1.5"),
             ("threshold = \"1.5G\"", 1, "threshold", "\"1.5G\""),
             ("threshold = true", 1, "threshold", "true"),
+            (
+                "[routing]\norder = [\"peer\", \"gpu\"]",
+                2,
+                "routing.order",
+                "\"gpu\"",
+            ),
+            (
+                "routing.order = [\"peer\", \"peer\"]",
+                1,
+                "routing.order",
+                "[\"peer\", \"peer\"]",
+            ),
+            ("routing.file = \"routes\"", 1, "routing.file", "\"routes\""),
             (
                 "threshold = 99999999999999999999",
                 1,

@@ -4,6 +4,7 @@
 
 mod key;
 mod load;
+mod routes;
 pub mod source;
 mod value;
 
@@ -17,6 +18,7 @@ use vramio_abi::Reason;
 use crate::error::{BadSetting, Error, Explanation, Operation};
 use crate::filesystem::FileSystem;
 use crate::policy::Policy;
+use crate::routing::Order;
 
 pub use key::{Key, Source};
 pub use value::parse_bytes;
@@ -27,6 +29,8 @@ const MIN_SLAB: usize = 64 << 10;
 const MAX_SLAB: usize = 1 << 30;
 /// Most memory for staging buffers, bytes.
 const MAX_STAGING: usize = 1 << 40;
+/// The largest chunk of a bounce buffer, bytes.
+const MAX_CHUNK: usize = 256 << 20;
 /// The longest wait for a staging buffer.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most threads.
@@ -69,6 +73,8 @@ pub struct Config {
     pub direct_engine: DirectEngine,
     /// What never goes direct ([`Reason::Denied`]).
     pub deny: Deny,
+    /// Ways through another GPU's memory.
+    pub routing: Routing,
     pub(crate) origins: Origins,
 }
 
@@ -119,6 +125,44 @@ pub struct Deny {
     pub drivers: Vec<String>,
 }
 
+/// Ways through another GPU's memory ([`routing`](crate::routing)). Bytes are of that GPU's
+/// memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Routing {
+    /// Take them. Off by default: the program then has a CUDA context, and memory, on GPUs that
+    /// it may never have asked for.
+    pub enabled: bool,
+    /// The kinds of ways that may be taken, the best first.
+    pub order: Order,
+    /// The file of routes, which goes before the order.
+    pub file: Option<PathBuf>,
+    /// Most memory for bounce buffers on each GPU that is on the way.
+    pub bytes: usize,
+    /// What is read or written at once: a power of two, from 64 KiB to 256 MiB. A request has
+    /// a bounce buffer of [`Routing::SLOTS`] of them. How long it waits for one is
+    /// [`staging_wait`](Config::staging_wait); after that it fails with
+    /// [`Reason::BounceExhausted`].
+    pub chunk_bytes: usize,
+}
+
+impl Routing {
+    /// Chunks of a bounce buffer.
+    pub const SLOTS: usize = 4;
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Routing {
+            enabled: false,
+            order: Order::default(),
+            file: None,
+            bytes: 128 << 20,
+            chunk_bytes: 4 << 20,
+        }
+    }
+}
+
 /// Where each value comes from, and what it was then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origins([Option<(Source, String)>; Key::ALL.len()]);
@@ -138,6 +182,7 @@ impl Default for Config {
             direct: true,
             direct_engine: DirectEngine::default(),
             deny: Deny::default(),
+            routing: Routing::default(),
             origins: Origins::default(),
         }
     }
@@ -151,6 +196,11 @@ static BAD_VALUE: Explanation = Explanation {
 static CONTRADICTION: Explanation = Explanation {
     sentence: "slab_bytes is more than staging_bytes",
     fix: "raise staging_bytes, or lower slab_bytes",
+};
+
+static NO_BOUNCE: Explanation = Explanation {
+    sentence: "a bounce buffer, four chunks, is more than routing.bytes",
+    fix: "raise routing.bytes, or lower routing.chunk_bytes",
 };
 
 impl Config {
@@ -188,6 +238,14 @@ impl Config {
             );
             return Err(self.bad(Key::SlabBytes, &CONTRADICTION, wanted));
         }
+        let most = self.routing.bytes / Routing::SLOTS;
+        if self.routing.chunk_bytes > most {
+            let wanted = format!(
+                "at most {most}, a quarter of routing.bytes ({})",
+                self.source(Key::RoutingBytes)
+            );
+            return Err(self.bad(Key::RoutingChunkBytes, &NO_BOUNCE, wanted));
+        }
         Ok(())
     }
 
@@ -202,6 +260,15 @@ impl Config {
                     format!("a power of two from {MIN_SLAB} to {MAX_SLAB}")
                 }
                 Key::StagingBytes if !(MIN_SLAB..=MAX_STAGING).contains(&self.staging_bytes) => {
+                    format!("from {MIN_SLAB} to {MAX_STAGING}")
+                }
+                Key::RoutingChunkBytes
+                    if !self.routing.chunk_bytes.is_power_of_two()
+                        || !(MIN_SLAB..=MAX_CHUNK).contains(&self.routing.chunk_bytes) =>
+                {
+                    format!("a power of two from {MIN_SLAB} to {MAX_CHUNK}")
+                }
+                Key::RoutingBytes if !(MIN_SLAB..=MAX_STAGING).contains(&self.routing.bytes) => {
                     format!("from {MIN_SLAB} to {MAX_STAGING}")
                 }
                 Key::StagingWait if self.staging_wait > MAX_WAIT => "at most a day".to_owned(),
@@ -271,7 +338,7 @@ mod tests {
     #[test]
     fn bad_values_of_the_program_are_explained() {
         type Change = fn(&mut Config);
-        let bad: [(Change, Key); 11] = [
+        let bad: [(Change, Key); 14] = [
             (|config| config.slab_bytes = 0, Key::SlabBytes),
             (|config| config.slab_bytes = 3 << 20, Key::SlabBytes),
             (|config| config.slab_bytes = 4096, Key::SlabBytes),
@@ -281,6 +348,15 @@ mod tests {
             (
                 |config| config.staging_wait = Duration::MAX,
                 Key::StagingWait,
+            ),
+            (|config| config.routing.bytes = 0, Key::RoutingBytes),
+            (
+                |config| config.routing.chunk_bytes = 64 << 20,
+                Key::RoutingChunkBytes,
+            ),
+            (
+                |config| config.routing.chunk_bytes = 3 << 20,
+                Key::RoutingChunkBytes,
             ),
             (|config| config.threads = 0, Key::Threads),
             (|config| config.threads = usize::MAX, Key::Threads),

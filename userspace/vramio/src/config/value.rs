@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::{Config, DirectEngine, Key};
 use crate::filesystem::FileSystem;
 use crate::policy::Policy;
+use crate::routing::{Order, Step};
 
 /// A value as a source has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +86,8 @@ const WAIT: &str = "seconds, or a text such as \"500ms\" or \"30s\"";
 const COUNT: &str = "a number";
 const SWITCH: &str = "true or false";
 const POLICY: &str = "\"strict\", \"warn\" or \"allow\"";
+const ORDER: &str = "a list of some of switch, linked, host-bridge, peer and host, each once";
+const PATH: &str = "an absolute path, or nothing";
 const ENGINE: &str = "\"auto\", \"kmod\" or \"p2pdma\"";
 const NAMES: &str = "a list of texts";
 const ABSOLUTE: &str = "absolute paths";
@@ -247,6 +250,30 @@ fn paths(raw: &Raw) -> Result<Vec<PathBuf>, Wrong> {
         .collect()
 }
 
+/// A path; an empty text is none.
+fn path(raw: &Raw) -> Result<Option<PathBuf>, Wrong> {
+    match raw {
+        Raw::Variable(text) | Raw::Text(text) if text.is_empty() => Ok(None),
+        Raw::Variable(text) | Raw::Text(text) if text.starts_with('/') => Ok(Some(text.into())),
+        Raw::Variable(_) | Raw::Text(_) => wrong(Kind::Value, raw, PATH),
+        _ => wrong(Kind::Type, raw, PATH),
+    }
+}
+
+fn order(raw: &Raw) -> Result<Order, Wrong> {
+    let steps: Result<Vec<Step>, _> = names(raw, ',')?
+        .into_iter()
+        .map(|name| match name.parse() {
+            Ok(step) => Ok(step),
+            Err(_) => wrong(Kind::Value, &Raw::Text(name), ORDER),
+        })
+        .collect();
+    match Order::new(steps?) {
+        Ok(order) => Ok(order),
+        Err(_) => wrong(Kind::Value, raw, ORDER),
+    }
+}
+
 fn filesystem(name: &str) -> Result<&'static FileSystem, Wrong> {
     FileSystem::of_name(name).ok_or_else(|| Wrong {
         kind: Kind::Key,
@@ -317,6 +344,11 @@ impl Config {
             Key::DenyFilesystems => self.deny.filesystems = filesystems(raw)?,
             Key::DenyDevices => self.deny.devices = paths(raw)?,
             Key::DenyDrivers => self.deny.drivers = names(raw, ',')?,
+            Key::RoutingEnabled => self.routing.enabled = switch(raw)?,
+            Key::RoutingOrder => self.routing.order = order(raw)?,
+            Key::RoutingFile => self.routing.file = path(raw)?,
+            Key::RoutingBytes => self.routing.bytes = size(raw)?,
+            Key::RoutingChunkBytes => self.routing.chunk_bytes = size(raw)?,
         }
         Ok(())
     }
@@ -352,6 +384,11 @@ impl Config {
             Key::DenyFilesystems => self.deny.filesystems.join(", "),
             Key::DenyDevices => paths(&self.deny.devices),
             Key::DenyDrivers => self.deny.drivers.join(", "),
+            Key::RoutingEnabled => self.routing.enabled.to_string(),
+            Key::RoutingOrder => self.routing.order.to_string(),
+            Key::RoutingFile => paths(self.routing.file.as_slice()),
+            Key::RoutingBytes => self.routing.bytes.to_string(),
+            Key::RoutingChunkBytes => self.routing.chunk_bytes.to_string(),
         }
     }
 }

@@ -6,6 +6,7 @@
 pub(crate) mod compat;
 pub(crate) mod kmod;
 pub(crate) mod p2pdma;
+pub(crate) mod routed;
 
 use std::sync::Arc;
 
@@ -84,6 +85,11 @@ pub(crate) trait Engine {
     /// Whether it takes requests of this kind, as far as is known beforehand, and within
     /// which limits.
     fn offer(&self, job: &Job) -> Result<Limits, Error>;
+
+    /// Whether the kernel module's ring takes the same requests on the same memory.
+    fn has_ring(&self) -> bool {
+        false
+    }
 
     /// Whether it says afterwards which bytes the CPU wrote.
     fn keeps_accounts(&self) -> bool {

@@ -39,8 +39,12 @@ struct Description {
     #[serde(default)]
     any_root_port: bool,
     functions: Vec<Function>,
+    /// See [`Topology::linked`].
     #[serde(default)]
     links: Vec<Link>,
+    /// See [`Topology::peers`]. Those that have a link need not be named again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    peers: Vec<Link>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -67,19 +71,16 @@ impl Topology {
         let mut topology = Topology {
             functions,
             any_root_port: description.any_root_port,
-            links: Vec::new(),
+            ..Topology::default()
         };
         topology.check_tree()?;
-        for Link(a, b) in description.links {
-            let is_gpu = |address| {
-                topology
-                    .function(address)
-                    .is_some_and(|function| function.kind() == Kind::Gpu)
-            };
-            if a == b || !is_gpu(a) || !is_gpu(b) {
-                return Err(BadTopology::NoLink(a, b));
-            }
+        for pair in &description.links {
+            let (a, b) = topology.two_gpus(pair)?;
             topology.link(a, b);
+        }
+        for pair in &description.peers {
+            let (a, b) = topology.two_gpus(pair)?;
+            topology.add_peers(a, b);
         }
         Ok(topology)
     }
@@ -90,9 +91,22 @@ impl Topology {
             any_root_port: self.any_root_port,
             functions: self.functions().cloned().collect(),
             links: self.links.iter().map(|&(a, b)| Link(a, b)).collect(),
+            peers: self.peers.iter().map(|&(a, b)| Link(a, b)).collect(),
         };
         // Strings, numbers and lists of them only: this can't fail.
         serde_json::to_value(description).unwrap_or_default()
+    }
+
+    fn two_gpus(&self, &Link(a, b): &Link) -> Result<(PciAddress, PciAddress), BadTopology> {
+        let is_gpu = |address| {
+            self.function(address)
+                .is_some_and(|function| function.kind() == Kind::Gpu)
+        };
+        if a != b && is_gpu(a) && is_gpu(b) {
+            Ok((a, b))
+        } else {
+            Err(BadTopology::NoLink(a, b))
+        }
     }
 
     /// Each function is below bridges of its host only, and none is above itself.

@@ -39,6 +39,9 @@ pub struct Topology {
     any_root_port: bool,
     /// Pairs of GPUs with a link of their own, such as NVLink; the smaller address first.
     links: Vec<(PciAddress, PciAddress)>,
+    /// Pairs of GPUs without such a link that reach each other's memory all the same, by
+    /// PCIe; the smaller address first.
+    peers: Vec<(PciAddress, PciAddress)>,
 }
 
 impl Topology {
@@ -76,6 +79,20 @@ impl Topology {
         }
     }
 
+    /// Whether the driver of these two GPUs copies from the memory of one into that of the
+    /// other and not through host memory: by a link of their own, or by PCIe.
+    pub fn peers(&self, a: PciAddress, b: PciAddress) -> bool {
+        self.linked(a, b) || self.peers.contains(&(a.min(b), a.max(b)))
+    }
+
+    /// Adds what the GPUs' driver knows: these two reach each other's memory.
+    pub fn add_peers(&mut self, a: PciAddress, b: PciAddress) {
+        let pair = (a.min(b), a.max(b));
+        if a != b && !self.peers.contains(&pair) {
+            self.peers.push(pair);
+        }
+    }
+
     /// The function and the bridges above it, from below; empty if it isn't there.
     fn upward(&self, address: PciAddress) -> impl Iterator<Item = &Function> {
         std::iter::successors(self.function(address), |function| {
@@ -85,4 +102,4 @@ impl Topology {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

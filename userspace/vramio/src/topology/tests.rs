@@ -8,7 +8,7 @@ use super::*;
 
 /// One line a function: address, bridge above it or `-`, what it is, and its properties.
 /// The host bridge goes by the bus of the highest bridge.
-fn machine(lines: &str) -> Topology {
+pub(crate) fn machine(lines: &str) -> Topology {
     let mut functions: BTreeMap<PciAddress, Function> = BTreeMap::new();
     for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let mut words = line.split_whitespace();
@@ -58,7 +58,7 @@ fn machine(lines: &str) -> Topology {
     }
 }
 
-fn at(text: &str) -> PciAddress {
+pub(crate) fn at(text: &str) -> PciAddress {
     text.parse().expect("an address")
 }
 
@@ -273,6 +273,7 @@ fn links_have_no_direction() {
 fn json_comes_back() {
     let mut topology = machine(&format!("0000:00:00.0 - skylake\n{TWO_SWITCHES}"));
     topology.link(at("0000:03:00.0"), at("0000:13:00.0"));
+    topology.add_peers(at("0000:13:00.0"), at("0000:03:00.0"));
     topology.any_root_port = true;
     for (index, function) in topology.functions.values_mut().enumerate() {
         function.redirect = [Redirect::Off, Redirect::On, Redirect::Unknown][index % 3];

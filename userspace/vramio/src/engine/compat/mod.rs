@@ -241,6 +241,19 @@ impl Compat {
     }
 }
 
+/// Whether a request of several pieces gains by several threads.
+fn gains_by_threads(how: How, direction: Direction, direct: bool) -> bool {
+    match (how, direction) {
+        (How::InOrder, _) => false,
+        // A drive that has several requests of one thread is not faster with more.
+        (How::OneAtDrive, Direction::Write) => false,
+        // The kernel lets one thread at a time write into a file's page cache; the others
+        // would burn a processor each while they wait for that.
+        (_, Direction::Write) => direct,
+        (_, Direction::Read) => true,
+    }
+}
+
 impl Engine for Compat {
     fn offer(&self, job: &Job) -> Result<Limits, Error> {
         if let Kind::DmaBuf { .. } = job.memory.kind {
@@ -279,10 +292,7 @@ impl Engine for Compat {
             how = How::Whole;
         } else if job.request.len > piece {
             how = self.how(job, lease.as_mut())?;
-            // A drive that has several requests of one thread is not faster with more.
-            if how == How::InOrder
-                || how == How::OneAtDrive && job.request.direction == Direction::Write
-            {
+            if !gains_by_threads(how, job.request.direction, job.target.direct().is_some()) {
                 threads = 1;
             }
         }
@@ -367,6 +377,20 @@ mod tests {
         assert_eq!(division(2 << 20), (8, 256 << 10));
         assert_eq!(division(6 << 20), (6, 1 << 20));
         assert_eq!(division(1 << 40), (8, 2 << 20));
+    }
+
+    #[test]
+    fn writes_that_would_wait_for_each_other_have_one_thread() {
+        use Direction::{Read, Write};
+        // Into the page cache: tmpfs, for one.
+        assert!(!gains_by_threads(How::Free, Write, false));
+        assert!(gains_by_threads(How::Free, Write, true));
+        assert!(!gains_by_threads(How::OneAtDrive, Write, true));
+        for direct in [false, true] {
+            assert!(!gains_by_threads(How::InOrder, Write, direct));
+            assert!(gains_by_threads(How::Free, Read, direct));
+            assert!(gains_by_threads(How::OneAtDrive, Read, direct));
+        }
     }
 
     #[test]

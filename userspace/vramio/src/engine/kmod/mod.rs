@@ -463,6 +463,10 @@ impl Engine for Kmod {
         Ok(limits)
     }
 
+    fn has_ring(&self) -> bool {
+        true
+    }
+
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         self.go_on(job, Outcome::nothing())
     }

@@ -29,6 +29,26 @@ pub(crate) fn pci(device: CUdevice) -> Option<PciAddress> {
     text.to_str().ok()?.parse().ok()
 }
 
+/// All devices that have an address, by number.
+pub(crate) fn all() -> Vec<(CUdevice, PciAddress)> {
+    let mut count = 0;
+    if driver().is_err() {
+        return Vec::new();
+    }
+    // SAFETY: The pointer is valid during the call.
+    if unsafe { call!(cuDeviceGetCount(&mut count)) }.is_err() {
+        return Vec::new();
+    }
+    (0..count)
+        .filter_map(|number| {
+            let mut device = 0;
+            // SAFETY: As above.
+            unsafe { call!(cuDeviceGet(&mut device, number)) }.ok()?;
+            Some((device, pci(device)?))
+        })
+        .collect()
+}
+
 /// A CUDA device, by number, with its primary context.
 #[derive(Debug)]
 pub struct CudaGpu {

@@ -30,9 +30,10 @@ pub use queue::CudaStream;
 pub use virtual_alloc::CudaVirtual;
 
 pub(crate) use context::{Ctx, Entered};
-pub(crate) use device::pci;
+pub(crate) use device::{all as devices, pci};
 pub(crate) use driver::{driver, Fault};
 pub(crate) use lane::{Lane, SLOTS};
+pub(crate) use peer::{enable as enable_peers, linked as are_linked, reaches};
 pub(crate) use pinned::Pin;
 pub(crate) use pointer::{pointer, CudaMemory, Pointer};
 pub(crate) use stream::wait_for;

@@ -55,6 +55,33 @@ pub(crate) fn reaches(device: i32, other: i32) -> bool {
     asked.is_ok() && can != 0
 }
 
+/// Whether two devices that reach each other have a link of their own, such as NVLink, rather
+/// than PCIe between them: one that carries atomic operations, which the driver offers by
+/// such links alone.
+pub(crate) fn linked(device: i32, other: i32) -> bool {
+    let which = sys::CUdevice_P2PAttribute_enum::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    let mut value = 0;
+    // SAFETY: The pointer is valid during the call; a bad device is an error.
+    let asked = unsafe { call!(cuDeviceGetP2PAttribute(&mut value, which, device, other)) };
+    asked.is_ok() && value != 0
+}
+
+/// Lets two contexts reach each other's memory. Without this the driver may copy between them
+/// through host memory. It stays so as long as both are there, for the whole program.
+pub(crate) fn enable(one: Ctx, other: Ctx) -> Result<(), Fault> {
+    for (from, to) in [(one, other), (other, one)] {
+        let _entered = from.enter()?;
+        // SAFETY: A context that is gone is an error of the driver.
+        match unsafe { call!(cuCtxEnablePeerAccess(to.raw(), 0)) } {
+            Err(fault) if fault.code != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
+                return Err(fault)
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl CudaPeer {
     /// How many copies can be marked at the same time.
     pub const SLOTS: usize = SLOTS;
