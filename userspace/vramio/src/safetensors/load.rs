@@ -99,12 +99,12 @@ struct Shard {
     open: usize,
 }
 
-/// The next run: of the shard that has the fewest requests under way, and fewer than `depth`.
-fn next(shards: &mut [Shard], depth: usize) -> Option<(usize, usize, Run)> {
+/// The next run: of the shard that has the fewest requests under way, and fewer than `most`.
+fn next(shards: &mut [Shard], most: usize) -> Option<(usize, usize, Run)> {
     let (number, shard) = shards
         .iter_mut()
         .enumerate()
-        .filter(|(_, shard)| shard.open < depth.max(1) && shard.runs.len() > 0)
+        .filter(|(_, shard)| shard.open < most && shard.runs.len() > 0)
         .min_by_key(|(_, shard)| shard.open)?;
     let (file, run) = shard.runs.next()?;
     Some((number, file, run))
@@ -219,10 +219,8 @@ impl Model {
         let begin = Instant::now();
         loop {
             // One of each in turn, so that all GPUs are busy from the start.
-            while !ended {
-                let Some((shard, number, run)) = next(&mut shards, options.depth) else {
-                    break;
-                };
+            let most = if ended { 0 } else { options.depth.max(1) };
+            while let Some((shard, number, run)) = next(&mut shards, most) {
                 let buffer = alloc(shard, run.memory())?;
                 let file = &self.files[number];
                 let submission = Submission {
