@@ -8,14 +8,14 @@
 # usage: run.sh DIRECTORY [test] [bench] [load]
 #
 # All three without a name. SIZE: the benchmark's file, MiB (8192); MODEL: the model, MiB
-# (8192); ROUNDS: how often each thing is measured (3); OUT: where the results go as JSON;
+# (4096); ROUNDS: how often each thing is measured (3); OUT: where the results go as JSON;
 # VRAMIO_TEST_DIR: where the files are made (/tmp). MOCK=DIRECTORY: not on GPUs, but on the
 # mock of CUDA's driver (libcuda.so) there.
 set -u
 
 dir=$1
 shift
-: "${SIZE:=8192}" "${MODEL:=8192}" "${ROUNDS:=3}" "${OUT:=$dir/results}" "${MOCK:=}"
+: "${SIZE:=8192}" "${MODEL:=4096}" "${ROUNDS:=3}" "${OUT:=$dir/results}" "${MOCK:=}"
 [ $# -gt 0 ] || set -- test bench load
 mkdir -p "$OUT"
 files=$(mktemp -d "${VRAMIO_TEST_DIR:-/tmp}/vramio-gpu2.XXXXXX") || exit
