@@ -28,6 +28,7 @@ mod read;
 mod refuse;
 mod register;
 mod removal;
+mod routing;
 mod stack;
 mod unfit;
 mod write;
@@ -59,6 +60,7 @@ pub fn all() -> Vec<Case> {
         broken::cases(),
         clients::cases(),
         cuda::cases(),
+        routing::cases(),
         planner::cases(),
         fuzz::cases(),
         merge::cases(),

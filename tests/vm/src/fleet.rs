@@ -55,7 +55,8 @@ pub const SHARED_FILE: &str = "bios-256k.bin";
 pub enum Kind {
     /// GPU and drive below one switch; the drive has SGLs.
     Default,
-    /// The same, but the kernel uses PRPs.
+    /// The same, but the kernel uses PRPs, and the second GPU is on a root port of its own,
+    /// beyond a host bridge that the kernel does not trust.
     Prp,
     /// Each device on a root port, and a CPU whose host bridge the kernel
     /// trusts.
@@ -138,7 +139,10 @@ impl Kind {
         config.gpus = 2;
         match self {
             Kind::Default => {}
-            Kind::Prp => config.kernel_args.push("nvme.sgl_threshold=0".to_owned()),
+            Kind::Prp => {
+                config.topology = Topology::Split;
+                config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
+            }
             Kind::HostBridge => {
                 config.topology = Topology::RootPorts;
                 config.cpu = "EPYC".to_owned();
