@@ -23,6 +23,8 @@ pub struct Modules {
     pub mockgpu: PathBuf,
     /// `vramio_plant.ko`, for the debug kernel.
     pub plant: Option<PathBuf>,
+    /// `vramio_nvme.ko`, the stock NVMe driver with a hook.
+    pub nvme: Option<PathBuf>,
 }
 
 impl Modules {
@@ -33,6 +35,7 @@ impl Modules {
             ("vramio_mockgpu.ko", &self.mockgpu),
         ];
         files.extend(self.plant.as_deref().map(|file| ("vramio_plant.ko", file)));
+        files.extend(self.nvme.as_deref().map(|file| ("vramio_nvme.ko", file)));
         files
     }
 }
@@ -90,6 +93,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
             writable: false,
         },
         Bind {
+            path: kernel.source()?,
+            writable: false,
+        },
+        Bind {
             path: &repo,
             writable: false,
         },
@@ -110,6 +117,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     if debug {
         make.arg(PLANT);
     }
+    let storage = flavour == Flavour::Plain;
+    if storage {
+        make.arg(assign("VRAMIO_SOURCE", kernel.source()?)?);
+    }
     let status = make
         .args(flavour.arguments())
         .arg("modules")
@@ -126,6 +137,7 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
         vramio: out.join("vramio.ko"),
         mockgpu: out.join("vramio_mockgpu.ko"),
         plant: debug.then(|| out.join("vramio_plant.ko")),
+        nvme: storage.then(|| out.join("vramio_nvme.ko")),
     };
     for (_, module) in modules.files() {
         check(prepared, module)?;

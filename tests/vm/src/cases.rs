@@ -29,6 +29,7 @@ mod refuse;
 mod register;
 mod removal;
 mod stack;
+mod storage;
 mod unfit;
 mod write;
 
@@ -64,6 +65,7 @@ pub fn all() -> Vec<Case> {
         merge::cases(),
         p2pdma::cases(),
         platform::cases(),
+        storage::cases(),
         allocation::cases(),
         detect::cases(),
         // The last of each machine.
