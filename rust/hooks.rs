@@ -12,7 +12,7 @@
 //! tells us when that is done. What a driver has mapped by then it has given back: the
 //! memory's registration waits for it, and so does the driver's own teardown.
 
-use crate::{compat, module_parameters as parameters, nvfs_ops, sys};
+use crate::{compat, mapped, module_parameters as parameters, nvfs_ops, sys};
 use core::{
     fmt,
     pin::Pin,
@@ -276,7 +276,7 @@ impl Drivers {
                 if !on {
                     return Ok::<(), Error>(());
                 }
-                nvfs_ops::make_room()?;
+                mapped::make_room()?;
                 // SAFETY: `slot` is valid for writes, and pinned until it is unregistered.
                 unsafe {
                     slot.write(bindings::notifier_block {
@@ -284,7 +284,7 @@ impl Drivers {
                         ..bindings::notifier_block::default()
                     });
                     to_result(bindings::register_module_notifier(slot))
-                        .inspect_err(|_| nvfs_ops::close())?;
+                        .inspect_err(|_| mapped::close())?;
                 }
                 let mut hooks = STATES.lock();
                 connect_all(&mut hooks);
@@ -314,7 +314,7 @@ impl PinnedDrop for Drivers {
         }
         // SAFETY: Registered in `new`. This waits for a call under way.
         unsafe { bindings::unregister_module_notifier(self.block.get()) };
-        nvfs_ops::close();
+        mapped::close();
     }
 }
 

@@ -30,24 +30,18 @@
 //! Memory that no single registration has all of is left to the kernel's way.
 
 use crate::{
-    buffer::{Buffer, Inside},
+    asked::{self, count, Counter, No},
     hooks,
     index::{self, Found},
-    irqlock::IrqLock,
-    pci,
-    pure::inflight::{Inflight, Refused, Slot},
-    sys,
+    mapped::{self, with_pieces, with_table, Direction, Mapping, Pieces, What},
+    pci, sys,
+    whose::{check_context, leave, whose, whose_request, Whose},
 };
-use core::{
-    fmt,
-    ptr::{self, NonNull},
-};
+use core::{fmt, ptr};
 use kernel::{
     bindings,
     ffi::{c_int, c_uint, c_void},
-    page::PAGE_SIZE,
     prelude::*,
-    sync::atomic::{Atomic, Relaxed},
 };
 
 /// Something went wrong.
@@ -65,8 +59,6 @@ mod feature {
     pub(super) const ITER_START: u64 = 1 << 5;
     pub(super) const ITER_NEXT: u64 = 1 << 6;
 }
-
-type Direction = bindings::dma_data_direction;
 
 /// The table of the form with scatter lists, `struct nvfs_dma_rw_ops`.
 #[repr(C)]
@@ -165,422 +157,6 @@ pub(crate) fn v1() -> *const c_void {
 pub(crate) fn v2() -> *const c_void {
     ptr::from_ref(&ITER_OPS).cast()
 }
-
-/// What drivers asked, and what they were told. Each is exact.
-#[derive(Clone, Copy)]
-enum Counter {
-    /// Requests mapped, and lists.
-    Requests,
-    Lists,
-    /// Pieces, and their bytes.
-    Segments,
-    Bytes,
-    /// Requests and lists whose last piece came back.
-    Unmapped,
-    /// Asked about, and not ours: host memory; P2PDMA memory of no one registration.
-    HostMemory,
-    Unregistered,
-    /// What was given back and was not out.
-    Stray,
-    // Refused, and why: `No`.
-    Dying,
-    Mixed,
-    Integrity,
-    Interrupt,
-    Room,
-    Full,
-    Twice,
-    NotMapped,
-    Kernel,
-}
-
-const NAMES: [&str; Counter::Kernel as usize + 1] = [
-    "requests",
-    "lists",
-    "segments",
-    "bytes",
-    "unmapped",
-    "host-memory",
-    "unregistered",
-    "stray-unmaps",
-    "refused-dying",
-    "refused-mixed",
-    "refused-integrity",
-    "refused-interrupt",
-    "refused-list-too-short",
-    "refused-table-full",
-    "refused-mapped-twice",
-    "refused-not-mapped",
-    "refused-by-kernel",
-];
-
-static COUNTERS: [Atomic<u64>; NAMES.len()] = [const { Atomic::new(0) }; NAMES.len()];
-
-fn count(counter: Counter, n: u64) {
-    COUNTERS[counter as usize].add(n, Relaxed);
-}
-
-/// Why something is not mapped.
-#[derive(Clone, Copy)]
-enum No {
-    /// The registration is being revoked.
-    Dying,
-    /// Pages of several kinds, or providers.
-    Mixed,
-    /// It has integrity metadata, which the CPU would have to look at.
-    Integrity,
-    /// Mapping may need a lock of the kernel that interrupts must not take.
-    Interrupt,
-    /// The driver's scatter list has too few entries.
-    Room,
-    /// Too many mappings are out.
-    Full,
-    /// This list is mapped already.
-    Twice,
-    /// The iterator is none that was started.
-    NotMapped,
-    /// The kernel does not map it, with this status of the block layer.
-    Kernel(u8),
-}
-
-impl No {
-    /// Counts it; returns the status of the block layer for it.
-    fn note(self) -> u8 {
-        let (counter, status) = match self {
-            No::Dying => (Counter::Dying, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::Mixed => (Counter::Mixed, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::Integrity => (Counter::Integrity, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::Interrupt => (Counter::Interrupt, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::Room => (Counter::Room, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            // The block layer tries again when others have ended.
-            No::Full => (Counter::Full, sys::VRAMIO_CONST_BLK_STS_RESOURCE),
-            No::Twice => (Counter::Twice, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::NotMapped => (Counter::NotMapped, sys::VRAMIO_CONST_BLK_STS_IOERR),
-            No::Kernel(status) => (Counter::Kernel, status),
-        };
-        count(counter, 1);
-        status
-    }
-}
-
-/// A piece that the IOMMU has to be told of when it comes back.
-#[derive(Clone, Copy)]
-struct Piece {
-    addr: u64,
-    len: usize,
-}
-
-/// What is mapped, inside the gate of its registration.
-struct Mapping {
-    buffer: NonNull<Buffer>,
-    dev: *mut bindings::device,
-    direction: Direction,
-    what: What,
-}
-
-enum What {
-    Request(Pieces),
-    List {
-        list: *mut bindings::scatterlist,
-        entries: c_int,
-        attrs: usize,
-    },
-}
-
-/// What of a request is mapped.
-struct Pieces {
-    request: *mut bindings::request,
-    /// Pieces that the driver has.
-    out: u32,
-    /// The block layer's own record of it.
-    state: bindings::dma_iova_state,
-    /// Bytes.
-    len: usize,
-    /// By bus addresses, of which the DMA layer knows nothing.
-    by_bus: bool,
-    /// The pieces that it knows one by one; with room for all that there will be.
-    known: KVec<Piece>,
-}
-
-// SAFETY: The pointers are compared, or followed while their owner waits for us; the
-// registration is kept by its gate.
-unsafe impl Send for Mapping {}
-
-/// Most mappings that are out: more than the queues of any machine's drives hold.
-const MAPPINGS: usize = 8192;
-
-type Table = Inflight<KVVec<Slot<Mapping>>, Mapping>;
-
-/// What is out. A request's key is a number that is never used again, and odd; a list's is
-/// its address, which is even.
-static MAPPED: IrqLock<Option<Table>> = IrqLock::new(None);
-static LAST_KEY: Atomic<u64> = Atomic::new(1);
-
-/// Initialises the table's lock.
-///
-/// # Safety
-///
-/// Called once, before any other function of this file.
-pub(crate) unsafe fn init() {
-    // SAFETY: Per the contract.
-    unsafe { MAPPED.init() };
-}
-
-/// Makes room for what will be out.
-pub(crate) fn make_room() -> Result {
-    let mut slots = KVVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
-    for _ in 0..MAPPINGS {
-        slots.push(Slot::new(), GFP_KERNEL)?;
-    }
-    let table = Table::new(slots);
-    *MAPPED.lock() = Some(table);
-    Ok(())
-}
-
-/// After the last driver has given the callbacks back.
-pub(crate) fn close() {
-    // A driver that unregisters without waiting may be in one of them still; it calls them
-    // under RCU, as the block layer calls the driver.
-    // SAFETY: Sleeping is allowed here.
-    unsafe { bindings::synchronize_rcu() };
-    // Nothing is out: its registration would have kept its file, and that the module.
-    let table = MAPPED.lock().take();
-    drop(table);
-}
-
-/// Does something with the table; `None` when there is none.
-fn with_table<T>(f: impl FnOnce(&mut Table) -> T) -> Option<T> {
-    MAPPED.lock().as_mut().map(f)
-}
-
-impl Mapping {
-    /// Puts it into the table. The caller is inside the gate for it; what is refused is
-    /// left to him.
-    fn insert(self, key: u64) -> Result<(), No> {
-        let refused = match with_table(|table| table.insert(key, self)) {
-            Some(Ok(())) => return Ok(()),
-            Some(Err((refused, mapping))) => {
-                drop(mapping);
-                refused
-            }
-            None => Refused::Full,
-        };
-        Err(match refused {
-            Refused::Full => No::Full,
-            Refused::Twice => No::Twice,
-        })
-    }
-
-    /// Tells the DMA layer, and leaves the gate. Callable in any context.
-    fn end(self) {
-        match &self.what {
-            // SAFETY: The device that it was mapped for, whose driver is calling.
-            What::Request(pieces) => unsafe { pieces.unmap(self.dev, self.direction) },
-            // SAFETY: As above; the list is the driver's, as it was mapped.
-            &What::List {
-                list,
-                entries,
-                attrs,
-            } => unsafe {
-                bindings::dma_unmap_sg_attrs(self.dev, list, entries, self.direction, attrs)
-            },
-        }
-        count(Counter::Unmapped, 1);
-        self.leave();
-    }
-
-    /// Leaves the gate.
-    fn leave(self) {
-        // SAFETY: A mapping is inside, once, until here.
-        drop(unsafe { self.buffer.as_ref().inside_again() });
-    }
-}
-
-impl Pieces {
-    /// What blk_rq_dma_unmap() of the kernel does, and the NVMe driver after it.
-    ///
-    /// # Safety
-    ///
-    /// `dev` is the device that they were mapped for.
-    unsafe fn unmap(&self, dev: *mut bindings::device, direction: Direction) {
-        if self.by_bus {
-            return;
-        }
-        let attrs = sys::VRAMIO_CONST_DMA_ATTR_MMIO as usize;
-        // SAFETY: Per the contract; the state and the pieces are those of the mapping.
-        unsafe {
-            if sys::vramio_uses_iova(&self.state) {
-                let mut state = self.state;
-                bindings::dma_iova_destroy(dev, &mut state, self.len, direction, attrs);
-                return;
-            }
-            for piece in &self.known {
-                bindings::dma_unmap_phys(dev, piece.addr, piece.len, direction, attrs);
-            }
-        }
-    }
-}
-
-/// Whether there may be pages of ours, and what is known of the others.
-enum Whose {
-    /// Of one registration, which we are inside.
-    Ours(NonNull<Buffer>),
-    /// Not ours.
-    Others(Counter),
-}
-
-/// Looks at runs of pages, one after the other.
-struct Look {
-    first: Option<First>,
-    mixed: bool,
-}
-
-struct First {
-    page: *mut bindings::page,
-    /// Null for host memory.
-    pgmap: *const bindings::dev_pagemap,
-}
-
-/// The pgmap of a P2PDMA page; null for all others.
-///
-/// # Safety
-///
-/// `page` is a live page.
-unsafe fn pgmap(page: *mut bindings::page) -> *const bindings::dev_pagemap {
-    // SAFETY: Per the contract.
-    unsafe {
-        match sys::vramio_is_p2pdma_page(page) {
-            true => sys::vramio_page_pgmap(page).cast_const(),
-            false => ptr::null(),
-        }
-    }
-}
-
-/// The page frames of a run.
-///
-/// # Safety
-///
-/// `page` is a live page; `len` is not 0.
-unsafe fn frames(page: *mut bindings::page, offset: c_uint, len: c_uint) -> (u64, u64) {
-    // SAFETY: Per the contract.
-    let frame = unsafe { sys::vramio_page_to_pfn(page) } as u64;
-    let page = PAGE_SIZE as u64;
-    let (offset, len) = (u64::from(offset), u64::from(len.max(1)));
-    (frame + offset / page, frame + (offset + len - 1) / page)
-}
-
-/// A run of pages, for [`Look`].
-///
-/// # Safety
-///
-/// `look` is a `Look`, and `page` a live page.
-unsafe extern "C" fn see_kind(
-    look: *mut c_void,
-    page: *mut bindings::page,
-    _offset: c_uint,
-    _len: c_uint,
-) -> bool {
-    // SAFETY: Per the contract.
-    let (look, pgmap) = unsafe { (&mut *look.cast::<Look>(), pgmap(page)) };
-    let first = look.first.get_or_insert(First { page, pgmap });
-    look.mixed = first.pgmap != pgmap;
-    !look.mixed
-}
-
-/// A run of pages, which must be in the registration.
-///
-/// # Safety
-///
-/// `inside` is an `Inside`, and `page` a live page.
-unsafe extern "C" fn see_inside(
-    inside: *mut c_void,
-    page: *mut bindings::page,
-    offset: c_uint,
-    len: c_uint,
-) -> bool {
-    // SAFETY: Per the contract.
-    let (inside, (first, last)) =
-        unsafe { (&*inside.cast::<Inside<'_>>(), frames(page, offset, len)) };
-    index::holds(inside, first, last)
-}
-
-/// How a request's or a list's runs are visited: calls the function for each until it says no,
-/// and returns whether it never did.
-type Visit<'a> = &'a dyn Fn(
-    *mut c_void,
-    unsafe extern "C" fn(*mut c_void, *mut bindings::page, c_uint, c_uint) -> bool,
-) -> bool;
-
-/// Whose pages these are. When they are ours, the caller is inside the gate.
-fn whose(visit: Visit<'_>) -> Result<Whose, No> {
-    let mut look = Look {
-        first: None,
-        mixed: false,
-    };
-    visit((&raw mut look).cast(), see_kind);
-    if look.mixed {
-        return Err(No::Mixed);
-    }
-    let first = match look.first {
-        Some(first) if !first.pgmap.is_null() => first,
-        _ => return Ok(Whose::Others(Counter::HostMemory)),
-    };
-    // SAFETY: The page is one of the request's or of the list's.
-    let (frame, _) = unsafe { frames(first.page, 0, 1) };
-    let found = index::find(frame, frame, |inside| {
-        let mut inside = inside;
-        let all = visit((&raw mut inside).cast(), see_inside);
-        all.then(|| inside.into_raw())
-    });
-    match found {
-        Found::This(buffer) => Ok(Whose::Ours(buffer)),
-        Found::Nobody => Ok(Whose::Others(Counter::Unregistered)),
-        Found::Dying => Err(No::Dying),
-    }
-}
-
-/// Mapping calls the kernel where it takes locks that interrupts must not.
-fn check_context() -> Result<(), No> {
-    // SAFETY: Looks at the current context.
-    match unsafe { sys::vramio_in_task() } {
-        true => Ok(()),
-        false => Err(No::Interrupt),
-    }
-}
-
-/// Leaves the gate that [`whose`] entered.
-///
-/// # Safety
-///
-/// Called once for it.
-unsafe fn leave(buffer: NonNull<Buffer>) {
-    // SAFETY: Per the contract.
-    drop(unsafe { buffer.as_ref().inside_again() });
-}
-
-/// Whose the data of a request is, if there is any.
-///
-/// # Safety
-///
-/// `request` is a live request.
-unsafe fn whose_request(request: *mut bindings::request) -> Result<Whose, No> {
-    // SAFETY: Per the contract.
-    let whose =
-        whose(&|context, see| unsafe { sys::vramio_rq_each_run(request, context, Some(see)) })?;
-    let Whose::Ours(buffer) = whose else {
-        return Ok(whose);
-    };
-    // SAFETY: Per the contract.
-    let checked = match unsafe { sys::vramio_rq_has_integrity(request) } {
-        true => Err(No::Integrity),
-        false => check_context(),
-    };
-    checked
-        .map(|()| Whose::Ours(buffer))
-        // SAFETY: `whose()` stayed inside.
-        .inspect_err(|_| unsafe { leave(buffer) })
-}
-
 /// Maps the first piece of a request: 1. Not ours, or not possible: 0, and the iterator's
 /// status says which.
 ///
@@ -634,7 +210,7 @@ unsafe fn start(
             return Ok(None);
         }
     };
-    let key = LAST_KEY.fetch_add(2, Relaxed) + 2;
+    let key = mapped::new_key();
     // SAFETY: Plain reads of the request and its device.
     let (direction, known) = unsafe {
         let most = match sys::vramio_dma_needs_unmap(dev) {
@@ -689,35 +265,6 @@ unsafe fn start(
     });
     count(Counter::Requests, 1);
     piece.map(|()| Some(key)).ok_or(No::NotMapped)
-}
-
-/// Does something with the pieces of a request.
-fn with_pieces<T>(key: u64, f: impl FnOnce(&mut Pieces) -> T) -> Option<T> {
-    with_table(|table| match &mut table.get(key)?.what {
-        What::Request(pieces) => Some(f(pieces)),
-        What::List { .. } => None,
-    })
-    .flatten()
-}
-
-impl Pieces {
-    /// Adds the piece that the iterator has.
-    ///
-    /// # Safety
-    ///
-    /// `iter` is the request's iterator, and has one.
-    unsafe fn add(&mut self, iter: *mut c_void) {
-        // SAFETY: Per the contract.
-        let (addr, len) = unsafe { (sys::vramio_iter_addr(iter), sys::vramio_iter_len(iter)) };
-        let len = len as usize;
-        self.out += 1;
-        self.len += len;
-        // There is room for as many as the request has segments, and the block layer makes
-        // no more. With none the DMA layer need not know.
-        let _ = self.known.push_within_capacity(Piece { addr, len });
-        count(Counter::Segments, 1);
-        count(Counter::Bytes, len as u64);
-    }
 }
 
 /// Maps the next piece: 1. There is none, or it is not possible: 0, and the iterator's
@@ -796,17 +343,10 @@ unsafe extern "C" fn dma_unmap_page(
             0
         }
         None => {
-            stray();
+            asked::stray();
             FAILED
         }
     }
-}
-
-/// Something was given back that was not out.
-fn stray() {
-    count(Counter::Stray, 1);
-    // SAFETY: Prints.
-    unsafe { sys::vramio_warn_stray() };
 }
 
 /// Fills a request's scatter list: its entries, 0 for a request in host memory, or -1.
@@ -965,7 +505,7 @@ unsafe extern "C" fn dma_unmap_sg(
     if unsafe { sys::vramio_sg_is_ram(list, entries) } {
         return 0;
     }
-    stray();
+    asked::stray();
     FAILED
 }
 
@@ -1035,12 +575,6 @@ unsafe extern "C" fn get_gpu_sglist_rdma_info(
 /// Prints the hooks and the counters.
 pub(crate) fn print(f: &mut fmt::Formatter<'_>) -> fmt::Result {
     hooks::print(f)?;
-    for (name, counter) in NAMES.iter().zip(COUNTERS.iter()) {
-        writeln!(f, "{name}:\t{}", counter.load(Relaxed))?;
-    }
-    writeln!(
-        f,
-        "in-flight:\t{}",
-        with_table(|table| table.len()).unwrap_or(0)
-    )
+    asked::print(f)?;
+    writeln!(f, "in-flight:\t{}", mapped::in_flight())
 }

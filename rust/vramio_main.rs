@@ -5,6 +5,7 @@
 use kernel::prelude::*;
 
 mod abi;
+mod asked;
 mod barrier;
 mod batch;
 mod block;
@@ -21,6 +22,7 @@ mod io;
 mod irqlock;
 mod job;
 mod limits;
+mod mapped;
 mod mapping;
 mod node;
 mod nvfs_ops;
@@ -43,6 +45,7 @@ mod target;
 mod unbind;
 mod uring;
 mod verdict;
+mod whose;
 
 module! {
     type: Vramio,
@@ -103,7 +106,7 @@ impl kernel::InPlaceModule for Vramio {
             tally::init();
             hooks::init();
             index::init();
-            nvfs_ops::init();
+            mapped::init();
         }
         try_pin_init!(Self {
             tally <- tally::Tally::new(),

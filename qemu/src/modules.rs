@@ -23,9 +23,12 @@ pub struct Modules {
     pub mockgpu: PathBuf,
     /// `vramio_plant.ko`, for the debug kernel.
     pub plant: Option<PathBuf>,
-    /// `vramio_nvme.ko`, the stock NVMe driver with a hook.
-    pub nvme: Option<PathBuf>,
+    /// Storage drivers for tests (tests/storage).
+    pub storage: Vec<(&'static str, PathBuf)>,
 }
+
+/// The storage drivers' files.
+const STORAGE: [&str; 3] = ["vramio_nvme.ko", "vramio_netclient.ko", "vramio_odd.ko"];
 
 impl Modules {
     /// The modules' files, with their names.
@@ -35,7 +38,7 @@ impl Modules {
             ("vramio_mockgpu.ko", &self.mockgpu),
         ];
         files.extend(self.plant.as_deref().map(|file| ("vramio_plant.ko", file)));
-        files.extend(self.nvme.as_deref().map(|file| ("vramio_nvme.ko", file)));
+        files.extend(self.storage.iter().map(|(name, file)| (*name, &**file)));
         files
     }
 }
@@ -137,7 +140,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
         vramio: out.join("vramio.ko"),
         mockgpu: out.join("vramio_mockgpu.ko"),
         plant: debug.then(|| out.join("vramio_plant.ko")),
-        nvme: storage.then(|| out.join("vramio_nvme.ko")),
+        storage: match storage {
+            true => STORAGE.map(|name| (name, out.join(name))).to_vec(),
+            false => Vec::new(),
+        },
     };
     for (_, module) in modules.files() {
         check(prepared, module)?;

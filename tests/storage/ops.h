@@ -28,7 +28,7 @@ struct nvfs_dma_rw_ops {
 	int (*blk_rq_map_sg)(struct request_queue *q, struct request *req, struct scatterlist *sgl);
 	int (*dma_map_sg_attrs)(struct device *dev, struct scatterlist *sgl, int nents,
 				enum dma_data_direction dir, unsigned long attrs);
-	int (*dma_unmap_sg)(struct device *dev, struct scatterlist *sgl, int nents,
+	int (*unmap_sg)(struct device *dev, struct scatterlist *sgl, int nents,
 			    enum dma_data_direction dir);
 	bool (*is_gpu_page)(struct page *page);
 	unsigned int (*gpu_index)(struct page *page);

@@ -98,16 +98,6 @@ pub fn load_driver(context: &Context<'_>) -> Result<()> {
     wait_for_disk(context)
 }
 
-/// Takes the drive from that driver, unloads it, and gives the drive to the stock one.
-pub fn unload_driver(context: &Context<'_>) -> Result<()> {
-    let session = context.vm.guest.session();
-    let serial = &context.vm.disk(fleet::SECOND)?.serial;
-    let address = address(&session, serial)?;
-    unload(&session, DRIVER)?;
-    bind(&session, &address, "nvme")?;
-    wait_for_disk(context)
-}
-
 /// vramio answers, and the second drive's driver asks.
 pub fn prepare(context: &Context<'_>) -> Result<()> {
     let session = context.vm.guest.session();
