@@ -92,6 +92,10 @@ test-install: ## Slow lane: make install and make dkms in a Debian system made f
 	@$(VM) test-install
 	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
 
+.PHONY: test-storage
+test-storage: ## Slow lane: storage drivers that ask by callbacks (a hooked NVMe driver, a client of scatter lists).
+	@$(VM_TESTS) --lane storage $(FILTER)
+
 .PHONY: test-clients
 test-clients: ## Slow lane: clients of cuFile in a VM (KvikIO's library from its wheel, a C program), on the module.
 	@$(VM_TESTS) --lane clients $(FILTER)
@@ -119,6 +123,17 @@ test-gpu: collect-gpu ## The crate's tests on this machine's CUDA GPU.
 
 collect-gpu: ## Build tests and benchmark for a machine with a GPU into build/gpu; run.sh there runs the tests.
 	@$(READY) && tests/gpu/collect.sh build/gpu
+
+.PHONY: test-gpu2 bench-gpu2 collect-gpu2
+test-gpu2: collect-gpu2 ## The tests of two GPUs, on this machine's.
+	@tests/gpu2/run.sh build/gpu2 test
+
+bench-gpu2: collect-gpu2 ## Measure two GPUs of this machine (SIZE=, MODEL= in MiB, ROUNDS=).
+	@$(if $(SIZE),SIZE='$(SIZE)') $(if $(MODEL),MODEL='$(MODEL)') \
+		$(if $(ROUNDS),ROUNDS='$(ROUNDS)') tests/gpu2/run.sh build/gpu2 bench load
+
+collect-gpu2: ## Build all that for a machine with two GPUs into build/gpu2; run.sh there runs it.
+	@$(READY) && tests/gpu2/collect.sh build/gpu2
 
 .PHONY: lib install-tools
 lib: ## Build libcufile.so and the command-line tool into build/lib, with manual pages and completions.

@@ -30,6 +30,7 @@ mod register;
 mod removal;
 mod routing;
 mod stack;
+mod storage;
 mod unfit;
 mod write;
 
@@ -66,6 +67,7 @@ pub fn all() -> Vec<Case> {
         merge::cases(),
         p2pdma::cases(),
         platform::cases(),
+        storage::cases(),
         allocation::cases(),
         detect::cases(),
         // The last of each machine.

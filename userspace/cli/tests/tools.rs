@@ -146,6 +146,26 @@ fn a_model_is_loaded_and_compared() {
         assert_eq!(&there, own, "{tensor}");
     }
 
+    let two = Run::of(&mut vramio(
+        &[&allow[..], &["--gpu", "1,0", "--verify", "--json"]].concat(),
+    ));
+    let json = two.json();
+    assert_eq!(
+        (&json["verified"], &json["requests"]),
+        (&174_097.into(), &2.into())
+    );
+    let gpus = |key: &str| [0, 1].map(|shard| json["gpus"][shard][key].clone());
+    assert_eq!(gpus("name"), ["gpu:1", "gpu:0"]);
+    assert_eq!(
+        gpus("tensor_bytes"),
+        [100_000.into(), 74_097.into()] as [serde_json::Value; 2]
+    );
+    let tensors = json["tensors"].as_array().expect("tensors");
+    for tensor in tensors {
+        let first = tensor["name"] == "layer.0";
+        assert_eq!(tensor["gpu"], if first { "gpu:1" } else { "gpu:0" });
+    }
+
     let text = Run::of(&mut vramio(&allow));
     for part in [
         "tensors: 4, 174097 bytes, requests: 1",
@@ -672,6 +692,8 @@ fn bad_input_is_one_line() {
         (&["load", good, "--depth", "-1"], "'-1'"),
         (&["load", good, "--depth", "0"], "'0'"),
         (&["load", good, "--gpu", "-1"], "'-1'"),
+        (&["load", good, "--gpu", "0,1,0"], "GPU 0 is named twice"),
+        (&["load", good, "--gpu", "0,"], "no number of a GPU"),
         (&["load", good, "--gpu", "99999999999"], "99999999999"),
         (&["load", good, "--list", "--verify"], "cannot be used with"),
         (&["check", good, "--gpu", "-1"], "'-1'"),

@@ -92,6 +92,7 @@ cases! { sync:
     a_closing_waits_for_nobody
     a_child_begins_anew
     the_callers_context_stays
+    memory_of_one_gpu_is_served_while_the_other_is_current
 }
 
 cases! { batch:

@@ -12,10 +12,11 @@ use crate::device::Device;
 use crate::engine::compat::Compat;
 use crate::engine::kmod::Kmod;
 use crate::engine::p2pdma::P2pdma;
-use crate::engine::routed::{Router, Surroundings};
-use crate::engine::Engine;
+use crate::engine::routed::{Relay, Router, Surroundings};
+use crate::engine::{Engine, Job};
 use crate::error::{Error, Operation};
 use crate::gpu::cuda;
+use crate::outcome::Outcome;
 use crate::process::Owner;
 use crate::stats::{Rows, Snapshot};
 
@@ -35,6 +36,8 @@ pub(crate) struct Inner {
     pub(crate) kmod: Result<Arc<Kmod>, Error>,
     /// `None` without routing, and without the module.
     pub(crate) router: Option<Router>,
+    /// `None` without a route that it is for.
+    pub(crate) relay: Option<Relay>,
     /// `None` where the configuration forbids it.
     pub(crate) p2pdma: Option<P2pdma>,
     pub(crate) compat: Compat,
@@ -42,6 +45,14 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Carries out a request through host memory, and through another GPU's besides, if that
+    /// is laid down for it.
+    pub(crate) fn through_host(&self, job: &Job) -> Result<Outcome, Error> {
+        let relayed = self.relay.as_ref();
+        let relayed = relayed.and_then(|relay| relay.transfer(job, &self.compat));
+        relayed.unwrap_or_else(|| self.compat.transfer(job))
+    }
+
     /// What goes direct by the kernel module.
     pub(crate) fn module(&self) -> Result<&dyn Engine, &Error> {
         match (&self.router, &self.kmod) {
@@ -89,6 +100,7 @@ impl Context {
             }
             _ => None,
         };
+        let relay = Relay::new(&config)?;
         let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
             inner: Arc::new(Inner {
@@ -97,6 +109,7 @@ impl Context {
                 owner: Owner::current(),
                 kmod,
                 router,
+                relay,
                 p2pdma,
                 stats: Rows::new(),
             }),
@@ -113,6 +126,7 @@ impl Context {
                 owner: Owner::current(),
                 kmod: Err(Error::new(Operation::Open, "no module").with_reason(Reason::NoModule)),
                 router,
+                relay: None,
                 p2pdma: None,
                 stats: Rows::new(),
             }),

@@ -60,7 +60,8 @@ pub struct Outcome {
     /// Parts that the module split the request into; 0 where it does not say, as of
     /// requests that were submitted asynchronously.
     pub parts: u32,
-    /// The GPU through whose memory bytes went ([`Path::Routed`]); of several the first.
+    /// The GPU through whose memory bytes went ([`Path::Routed`]; or after host memory, if a
+    /// route wants that: then the path is the one through that); of several the first.
     ///
     /// Of such bytes [`certainty`](Self::certainty) is that of the DMA between drive and this
     /// GPU. Of the copy between the two GPUs there is the word of their driver alone.
@@ -184,6 +185,14 @@ impl Outcome {
             } else {
                 self.reason
             },
+            via: (self.bytes > 0).then_some(via),
+            ..self
+        }
+    }
+
+    /// The same bytes by the same path, and through the memory of this GPU besides.
+    pub(crate) fn relayed(self, via: PciAddress) -> Self {
+        Outcome {
             via: (self.bytes > 0).then_some(via),
             ..self
         }

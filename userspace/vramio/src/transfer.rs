@@ -201,7 +201,7 @@ impl File {
         if let Err(refusal) = &direct {
             self.fall_back(job, refusal.reason(), || refusal.error(self, &request))?;
             if request.direction == Direction::Write || request.len < SPARSE_FROM {
-                let mut outcome = inner.compat.transfer(job)?;
+                let mut outcome = inner.through_host(job)?;
                 explain(&mut outcome, refusal.reason());
                 return Ok(outcome);
             }
@@ -333,7 +333,7 @@ impl File {
         section: Section,
         engine: Option<&dyn Engine>,
     ) -> Result<Outcome, Error> {
-        let compat = &self.context.inner.compat;
+        let inner = &self.context.inner;
         let part = |len| Job {
             request: job.request.part(section.at, len),
             ..job.clone()
@@ -350,7 +350,7 @@ impl File {
                 self.tried(job, section, engine.transfer(&part(section.ask)))
             }
             (Way::Compat(reason), _) => {
-                let mut outcome = compat.transfer(&part(section.len))?;
+                let mut outcome = inner.through_host(&part(section.len))?;
                 explain(&mut outcome, reason.into());
                 Ok(outcome)
             }
@@ -385,7 +385,7 @@ impl File {
             Err(error) => {
                 // Refused after all: the file or the way has changed.
                 self.fall_back(job, error.reason, || error.clone())?;
-                let mut outcome = self.context.inner.compat.transfer(&rest())?;
+                let mut outcome = self.context.inner.through_host(&rest())?;
                 explain(&mut outcome, error.reason);
                 Ok(outcome)
             }
@@ -405,7 +405,7 @@ impl File {
             request: job.request.part(done, job.request.len - done),
             ..job.clone()
         };
-        match self.context.inner.compat.transfer(&rest) {
+        match self.context.inner.through_host(&rest) {
             Ok(rest) => outcome.append(&rest),
             Err(error) => {
                 outcome.error = Some(error.errno.unwrap_or(Errno::EIO));

@@ -15,7 +15,7 @@ use crate::sync::Tasks;
 /// What a worker can do.
 pub(crate) trait Task: Send + Sync {
     /// A worker has taken it, and nobody else may forget it before it ran. Called with
-    /// the queue locked.
+    /// a lock of the [`Tasks`].
     fn enter(&self);
     /// Does it.
     fn run(self: Arc<Self>);
@@ -88,8 +88,9 @@ impl Workers {
     }
 
     fn work(&self) -> ! {
+        let worker = self.tasks.worker();
         loop {
-            self.tasks.next(|task| task.enter()).run();
+            worker.next(|task| task.enter()).run();
         }
     }
 }

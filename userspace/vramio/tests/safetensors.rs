@@ -11,6 +11,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use common::{content, context, directory, mock};
+use cudarc::driver::sys;
 use proptest::prelude::*;
 use serde_json::{json, Value};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
@@ -61,14 +62,25 @@ fn layers() -> Vec<Made> {
 
 /// Loads into the mock's memory.
 fn load(context: &Context, model: &Model, options: &Options) -> (Loaded, Vec<CudaAlloc>) {
+    load_over(1, context, model, options)
+}
+
+/// The same over so many shards, each on one of the mock's devices.
+fn load_over(
+    shards: usize,
+    context: &Context,
+    model: &Model,
+    options: &Options,
+) -> (Loaded, Vec<CudaAlloc>) {
     mock();
-    let gpu = CudaGpu::open(0).expect("the mock has a device");
+    let gpus = [0, 1].map(|number| CudaGpu::open(number).expect("the mock has two devices"));
     let mut memory = Vec::new();
-    let loaded = model.load(
+    let loaded = model.load_sharded(
+        shards,
         options,
-        |size| -> Result<GpuBuffer, LoadError> {
+        |shard, size| -> Result<GpuBuffer, LoadError> {
             assert_eq!(size % 4096, 0);
-            let piece = gpu.alloc(size)?;
+            let piece = gpus[shard % 2].alloc(size)?;
             piece.write(0, &vec![common::POISON; size as usize])?;
             // SAFETY: The memory outlives the loading, and nothing else uses it meanwhile.
             let buffer = unsafe { GpuBuffer::from_cuda(context, piece.address(), size) }?;
@@ -170,6 +182,71 @@ fn a_run_is_one_request() {
     let (loaded, memory) = load(&context, &model, &Options::default());
     assert_eq!(loaded.requests.len(), 1);
     compare(&loaded, &memory, &wanted);
+}
+
+/// Over several GPUs: each tensor is there once, in the order of the files, and no shard has
+/// more than half a tensor more than another, whatever their number.
+#[test]
+fn a_model_is_divided_by_bytes() {
+    let dir = directory();
+    let context = context(|_| ());
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+    let made = |from: usize, sizes: &[u64]| -> Vec<Made> {
+        let tensors = sizes.iter().enumerate();
+        tensors
+            .map(|(at, len)| (names[from + at], "U8", vec![*len], *len))
+            .collect()
+    };
+    let (one, two) = (
+        dir.path().join("1.safetensors"),
+        dir.path().join("2.safetensors"),
+    );
+    let mut wanted = write(&one, &made(0, &[50_000, 30_000, 0, 70_000, 10_000]), 3);
+    wanted.extend(write(
+        &two,
+        &made(5, &[90_000, 1, 40_000, 60_000, 20_000]),
+        0,
+    ));
+    let model = Model::open_all(&context, &[&one, &two]).expect("a model");
+    let all = model.bytes();
+    for shards in [1, 2, 3, 4, 20] {
+        for (budget, depth) in [(1 << 30, 1), (65_536, 4)] {
+            let options = Options { budget, depth };
+            let (mut loaded, memory) = load_over(shards, &context, &model, &options);
+            compare(&loaded, &memory, &wanted);
+            loaded.tensors.sort_by(|a, b| a.name.cmp(&b.name));
+            assert!(loaded.tensors.is_sorted_by_key(|tensor| tensor.shard));
+            let share = |shard| -> u64 {
+                let own = loaded.tensors.iter().filter(|tensor| tensor.shard == shard);
+                own.map(|tensor| tensor.buffer.size()).sum()
+            };
+            for shard in 0..shards {
+                let fair = all / shards as u64;
+                assert!(share(shard).abs_diff(fair) <= 90_000, "{shard} of {shards}");
+            }
+            for tensor in &loaded.tensors {
+                assert_eq!(loaded.requests[tensor.request].shard, tensor.shard);
+                let piece = &memory[tensor.request];
+                assert_eq!(device_of(piece.address()), tensor.shard % 2);
+            }
+        }
+    }
+    assert_eq!(mock().faults(), 0);
+}
+
+/// The device that an address is of.
+fn device_of(address: u64) -> usize {
+    let mut device = -1i32;
+    // SAFETY: The attribute is an int, and the pointer is valid during the call.
+    let result = unsafe {
+        sys::cuPointerGetAttribute(
+            (&raw mut device).cast(),
+            sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            address,
+        )
+    };
+    assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+    usize::try_from(device).expect("a device")
 }
 
 #[test]

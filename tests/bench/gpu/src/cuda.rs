@@ -37,13 +37,6 @@ impl Ctx {
         Ok(Ctx(ctx))
     }
 
-    /// Lets its device reach another one's allocations, all of them.
-    pub fn enable_peer(self, peer: Ctx) -> Result<()> {
-        self.enter()?;
-        // SAFETY: The context is retained.
-        check(unsafe { sys::cuCtxEnablePeerAccess(peer.0, 0) })
-    }
-
     /// Makes it current in this thread.
     pub fn enter(self) -> Result<()> {
         // SAFETY: The context is retained.

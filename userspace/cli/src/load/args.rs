@@ -3,6 +3,7 @@
 //! The arguments of `vramio load`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use vramio::Policy;
 
@@ -25,14 +26,15 @@ pub struct LoadArgs {
     #[arg(value_name = "MODEL", required = true)]
     pub models: Vec<PathBuf>,
 
-    /// The GPU to load into
+    /// The GPU to load into; or several, with commas between: then each gets as many bytes, of
+    /// tensors that lie together
     #[arg(
         long,
-        value_name = "N",
-        default_value_t = 0,
+        value_name = "N[,N...]",
+        default_value = "0",
         allow_negative_numbers = true
     )]
-    pub gpu: u32,
+    pub gpu: Gpus,
 
     /// Only tensors whose names begin with this; can be given more than once
     #[arg(long, value_name = "PREFIX")]
@@ -48,7 +50,7 @@ pub struct LoadArgs {
     )]
     pub budget: u64,
 
-    /// Most requests under way at the same time
+    /// Most requests under way at the same time, for each GPU
     #[arg(
         long,
         value_name = "N",
@@ -81,4 +83,26 @@ pub struct LoadArgs {
     /// Print no progress and no summary, errors alone
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
+}
+
+/// The numbers of GPUs, each once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gpus(pub Vec<u32>);
+
+impl FromStr for Gpus {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut numbers = Vec::new();
+        for part in text.split(',') {
+            let number = part
+                .parse()
+                .map_err(|error| format!("{part:?} is no number of a GPU: {error}"))?;
+            if numbers.contains(&number) {
+                return Err(format!("GPU {number} is named twice"));
+            }
+            numbers.push(number);
+        }
+        Ok(Gpus(numbers))
+    }
 }

@@ -71,17 +71,23 @@ fn load(args: &LoadArgs) -> Result<ExitCode, Failure> {
         .map_err(|error| Failure::plain("catch", "signals", error.to_string(), "see errno(3)"))?;
     let context = cp::context(args.policy)?;
     let model = open(args, &context)?;
-    let gpu = Gpu::open(args.gpu)?;
+    let gpus: Vec<Gpu> = args
+        .gpu
+        .0
+        .iter()
+        .map(|number| Gpu::open(*number))
+        .collect::<Result<_, _>>()?;
     let progress = progress::bar(args.quiet, model.bytes());
     let options = Options {
         budget: args.budget,
         depth: args.depth.into(),
     };
     let mut memory: Vec<Memory> = Vec::new();
-    let loaded = model.load(
+    let loaded = model.load_sharded(
+        gpus.len(),
         &options,
-        |size| -> Result<GpuBuffer, Failure> {
-            let piece = gpu.alloc(&context, size)?;
+        |shard, size| -> Result<GpuBuffer, Failure> {
+            let piece = gpus[shard].alloc(&context, size)?;
             let buffer = piece.buffer.clone();
             memory.push(piece);
             Ok(buffer)
@@ -105,7 +111,7 @@ fn load(args: &LoadArgs) -> Result<ExitCode, Failure> {
     let report = Report {
         args,
         model: &model,
-        gpu: &gpu,
+        gpus: &gpus,
         loaded: &loaded,
         memory: &memory,
         missing: missing.as_ref(),

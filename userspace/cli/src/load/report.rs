@@ -17,8 +17,8 @@ pub struct Report<'a> {
     pub args: &'a LoadArgs,
     /// What was to be loaded.
     pub model: &'a Model,
-    /// The GPU.
-    pub gpu: &'a Gpu,
+    /// The GPUs, by shard.
+    pub gpus: &'a [Gpu],
     /// What came.
     pub loaded: &'a Loaded,
     /// The memory, by request.
@@ -52,6 +52,20 @@ impl Report<'_> {
         models.map(|path| path.display().to_string()).collect()
     }
 
+    fn gpu_names(&self) -> Vec<String> {
+        let numbers = self.args.gpu.0.iter();
+        numbers.map(|number| format!("gpu:{number}")).collect()
+    }
+
+    /// How many tensors a shard has, and how many bytes, as far as they came.
+    fn share(&self, shard: usize) -> (usize, u64) {
+        let tensors = self.loaded.tensors.iter();
+        let own = tensors.filter(|tensor| tensor.shard == shard);
+        own.fold((0, 0), |(count, bytes), tensor| {
+            (count + 1, bytes + tensor.buffer.size())
+        })
+    }
+
     /// For people.
     pub fn to_text(&self) -> String {
         let tally = self.tally();
@@ -63,9 +77,19 @@ impl Report<'_> {
             true => came.to_string(),
             false => format!("{came} of {all}"),
         };
-        let mut lines = vec![
-            format!("{} -> gpu:{}", self.names().join(" "), self.args.gpu),
-            format!("gpu: {}", self.gpu.describe()),
+        let mut lines = vec![format!(
+            "{} -> {}",
+            self.names().join(" "),
+            self.gpu_names().join(" ")
+        )];
+        match self.gpus {
+            [gpu] => lines.push(format!("gpu: {}", gpu.describe())),
+            gpus => lines.extend(gpus.iter().enumerate().map(|(shard, gpu)| {
+                let (tensors, bytes) = self.share(shard);
+                format!("gpu: {}: tensors: {tensors}, {bytes} bytes", gpu.describe())
+            })),
+        }
+        lines.extend([
             format!(
                 "files: {}, tensors: {}, {} bytes, requests: {}",
                 self.model.files.len(),
@@ -79,7 +103,7 @@ impl Report<'_> {
                 self.loaded.elapsed.as_secs_f64(),
                 self.bytes_per_second(&tally) / 1e9
             ),
-        ];
+        ]);
         lines.extend(tally.lines());
         if let Some(bytes) = self.verified {
             lines.push(format!(
@@ -92,6 +116,19 @@ impl Report<'_> {
     /// For programs. Counts, sizes and offsets of data are bytes.
     pub fn to_json(&self) -> Value {
         let tally = self.tally();
+        let gpu_names = self.gpu_names();
+        let gpus: Vec<Value> = self
+            .gpus
+            .iter()
+            .enumerate()
+            .map(|(shard, gpu)| {
+                let (tensors, bytes) = self.share(shard);
+                let mut own = output::value(gpu.to_json());
+                own["tensors"] = tensors.into();
+                own["tensor_bytes"] = bytes.into();
+                own
+            })
+            .collect();
         let tensors: Vec<Value> = self
             .loaded
             .tensors
@@ -105,13 +142,16 @@ impl Report<'_> {
                     "file": tensor.path.display().to_string(),
                     "file_offset": tensor.file_offset,
                     "request": tensor.request,
+                    "gpu": gpu_names[tensor.shard],
                     "gpu_offset": self.memory[tensor.request].offset + tensor.offset,
                 })
             })
             .collect();
         let mut object = json!({
             "models": self.names(),
-            "gpu": self.gpu.to_json(),
+            // The first; each tensor names its own.
+            "gpu": self.gpus.first().map(Gpu::to_json),
+            "gpus": gpus,
             "files": self.model.files.len(),
             "tensor_bytes": self.loaded.bytes(),
             "size": self.loaded.len,

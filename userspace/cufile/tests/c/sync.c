@@ -515,6 +515,69 @@ static void the_callers_context_stays(void)
 	holds(memory, MIB, 0, SEED);
 }
 
+static CUcontext context_of(int device)
+{
+	CUcontext context;
+	CUDA(cuDevicePrimaryCtxRetain(&context, device));
+	return context;
+}
+
+/* The call leaves the thread's context as it is. */
+#define STAYS(call)                                                                      \
+	do {                                                                             \
+		CUcontext before_, after_;                                               \
+		CUDA(cuCtxGetCurrent(&before_));                                         \
+		call;                                                                    \
+		CUDA(cuCtxGetCurrent(&after_));                                          \
+		CHECK(before_ == after_);                                                \
+	} while (0)
+
+static CUfileHandle_t shared;
+
+/* Memory of one GPU, while each GPU's context is current in turn, or none. */
+static void *serve_a_gpu(void *argument)
+{
+	int device = (int)(intptr_t)argument % 2;
+	char name[16];
+	snprintf(name, sizeof(name), "out%d", (int)(intptr_t)argument);
+	CUcontext own = context_of(device);
+	CUcontext turns[] = { NULL, own, context_of(1 - device) };
+	for (int turn = 0; turn < 6; turn++) {
+		CUDA(cuCtxSetCurrent(own));
+		void *memory = vram(MIB);
+		int fd = make(name, 1, SEED, 0);
+		CUDA(cuCtxSetCurrent(turns[turn % 3]));
+		CUfileHandle_t file;
+		STAYS(file = handle_of(fd));
+		if (turn >= 3)
+			STAYS(OK(cuFileBufRegister(memory, MIB, 0)));
+		STAYS(IS(cuFileRead(shared, memory, 4097, 1, 77), 4097));
+		STAYS(IS(cuFileRead(shared, memory, MIB, 0, 0), MIB));
+		STAYS(IS(cuFileWrite(file, memory, MIB, 0, 0), MIB));
+		file_holds(fd, MIB, 0, SEED);
+		if (turn >= 3)
+			STAYS(OK(cuFileBufDeregister(memory)));
+		STAYS(cuFileHandleDeregister(file));
+		CUDA(cuCtxSetCurrent(own));
+		holds(memory, MIB, 0, SEED);
+		CUDA(cuMemFree_v2((CUdeviceptr)(uintptr_t)memory));
+		close(fd);
+	}
+	return NULL;
+}
+
+static void memory_of_one_gpu_is_served_while_the_other_is_current(void)
+{
+	CUDA(cuInit(0));
+	shared = handle_of(make("file", MIB, SEED, 0));
+	pthread_t threads[4];
+	for (intptr_t i = 0; i < 4; i++)
+		IS(pthread_create(&threads[i], NULL, serve_a_gpu, (void *)i), 0);
+	for (int i = 0; i < 4; i++)
+		IS(pthread_join(threads[i], NULL), 0);
+	OK(cuFileDriverClose());
+}
+
 static const struct test tests[] = {
 	TEST(the_library_opens_by_itself_and_counts),
 	TEST(a_descriptor_is_registered_once),
@@ -534,6 +597,7 @@ static const struct test tests[] = {
 	TEST(a_closing_waits_for_nobody),
 	TEST(a_child_begins_anew),
 	TEST(the_callers_context_stays),
+	TEST(memory_of_one_gpu_is_served_while_the_other_is_current),
 };
 
 MAIN(tests)

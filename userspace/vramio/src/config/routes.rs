@@ -24,7 +24,8 @@ static NO_KEY: Explanation = Explanation {
 };
 
 const WHOSE: &str = "a PCI function such as \"0000:03:00.0\", or \"*\" for all";
-const VIA: &str = "\"direct\", \"host\", or the PCI function of a GPU such as \"0000:03:00.0\"";
+const VIA: &str = "\"direct\", \"host\", or the PCI function of a GPU such as \"0000:03:00.0\", \
+    with \"host:\" before it to go through host memory first";
 const ROUTES: &str = "[[route]] with gpu, drive and via";
 
 type Value<'a> = Spanned<DeValue<'a>>;
@@ -89,7 +90,7 @@ fn route(file: &File<'_>, item: &Value<'_>, table: &DeTable<'_>) -> Result<Overr
     let drive = drive.ok_or_else(|| missing("route.drive"))?;
     let (via, value) = via.ok_or_else(|| missing("route.via"))?;
     match (gpu, via) {
-        (Whose::One(own), Via::Gpu(other)) if own == other => {
+        (Whose::One(own), Via::Gpu(other) | Via::HostAndGpu(other)) if own == other => {
             let wanted = "\"direct\", or another GPU than the one that the data is for";
             Err(bad(file, "route.via", value, wanted))
         }
@@ -118,9 +119,13 @@ fn way(file: &File<'_>, key: &str, value: &Value<'_>) -> Result<Via, Error> {
     match text(value) {
         Some("direct") => Some(Via::Direct),
         Some("host") => Some(Via::Host),
-        text => text
-            .and_then(|text| text.parse::<PciAddress>().ok())
-            .map(Via::Gpu),
+        text => text.and_then(|text| {
+            let (kind, gpu): (fn(_) -> _, _) = match text.strip_prefix("host:") {
+                Some(gpu) => (Via::HostAndGpu, gpu),
+                None => (Via::Gpu, text),
+            };
+            gpu.parse().ok().map(kind)
+        }),
     }
     .ok_or_else(|| bad(file, key, value, VIA))
 }
@@ -144,7 +149,8 @@ mod tests {
             "# the far GPU\n\
              [[route]]\ngpu = \"0000:13:00.0\"\ndrive = \"0000:04:00.0\"\nvia = \"0000:03:00.0\"\n\
              [[route]]\ngpu = \"*\"\ndrive = \"*\"\nvia = \"direct\"\n\
-             [[route]]\nvia = \"host\"\ngpu = \"*\"\ndrive = \"0000:05:00.0\"\n",
+             [[route]]\nvia = \"host\"\ngpu = \"*\"\ndrive = \"0000:05:00.0\"\n\
+             [[route]]\nvia = \"host:0000:03:00.0\"\ngpu = \"*\"\ndrive = \"*\"\n",
         );
         let route = |gpu, drive, via| Override { gpu, drive, via };
         let expected = Overrides(vec![
@@ -155,6 +161,11 @@ mod tests {
             ),
             route(Whose::Every, Whose::Every, Via::Direct),
             route(Whose::Every, Whose::One(at("0000:05:00.0")), Via::Host),
+            route(
+                Whose::Every,
+                Whose::Every,
+                Via::HostAndGpu(at("0000:03:00.0")),
+            ),
         ]);
         assert_eq!(routes, Ok(expected));
         assert_eq!(read(""), Ok(Overrides::default()));
@@ -174,6 +185,12 @@ mod tests {
                 "\"gpu:0\"",
             ),
             (format!("{good}via = 3"), 4, "route.via", "3"),
+            (
+                format!("{good}via = \"host:\""),
+                4,
+                "route.via",
+                "\"host:\"",
+            ),
             (format!("{good}nic = \"*\""), 4, "route.nic", "\"*\""),
             (
                 good.replace("gpu = \"*\"", "gpu = \"3:0\""),

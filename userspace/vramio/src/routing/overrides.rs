@@ -45,6 +45,8 @@ pub enum Via {
     Host,
     /// Through the memory of this GPU.
     Gpu(PciAddress),
+    /// Through host memory, and from there through the memory of this GPU.
+    HostAndGpu(PciAddress),
 }
 
 impl Via {
@@ -52,7 +54,7 @@ impl Via {
     pub(super) fn choice(self) -> Choice {
         match self {
             Via::Direct => Choice::Direct(Way::Blocked),
-            Via::Host => Choice::Host,
+            Via::Host | Via::HostAndGpu(_) => Choice::Host,
             Via::Gpu(gpu) => Choice::Via { gpu, linked: false },
         }
     }
@@ -60,7 +62,9 @@ impl Via {
     /// Whether a way is this one.
     pub(super) fn is(self, choice: &Choice) -> bool {
         match (self, choice) {
-            (Via::Direct, Choice::Direct(_)) | (Via::Host, Choice::Host) => true,
+            (Via::Direct, Choice::Direct(_)) | (Via::Host | Via::HostAndGpu(_), Choice::Host) => {
+                true
+            }
             (Via::Gpu(wanted), Choice::Via { gpu, .. }) => wanted == *gpu,
             _ => false,
         }
@@ -73,10 +77,13 @@ pub struct Overrides(pub Vec<Override>);
 
 impl Overrides {
     /// The way between a GPU and the drives of a file, if it is laid down for all of them.
-    pub(super) fn of(&self, gpu: PciAddress, drives: &[PciAddress]) -> Option<Via> {
+    pub(crate) fn of(&self, gpu: PciAddress, drives: &[PciAddress]) -> Option<Via> {
         let mut all = self.0.iter();
         all.find(|route| {
-            route.gpu.names(gpu) && drives.iter().all(|drive| route.drive.names(*drive))
+            let mut names = drives.iter().map(|drive| route.drive.names(*drive));
+            // A file of which no drive is known is of none in particular.
+            let drives = route.drive == Whose::Every || !drives.is_empty() && names.all(|own| own);
+            route.gpu.names(gpu) && drives
         })
         .map(|route| route.via)
     }

@@ -64,6 +64,8 @@ pub struct LoadedTensor {
     pub buffer: GpuBuffer,
     /// Which request brought it: the number of its memory, too.
     pub request: usize,
+    /// Which shard it is of.
+    pub shard: usize,
     /// Where in that memory it lies, bytes: a multiple of its elements' size.
     pub offset: u64,
     /// The path of its file.
@@ -77,6 +79,8 @@ pub struct LoadedTensor {
 pub struct Request {
     /// The number of the model's file.
     pub file: usize,
+    /// Which shard it is of.
+    pub shard: usize,
     /// What it was to bring.
     pub run: Run,
     /// The memory.
@@ -86,6 +90,24 @@ pub struct Request {
     pub result: Result<Outcome, Error>,
     /// The path of the file.
     pub path: PathBuf,
+}
+
+/// What is still to be requested of a shard.
+struct Shard {
+    runs: std::vec::IntoIter<(usize, Run)>,
+    /// Its requests that are under way.
+    open: usize,
+}
+
+/// The next run: of the shard that has the fewest requests under way, and fewer than `most`.
+fn next(shards: &mut [Shard], most: usize) -> Option<(usize, usize, Run)> {
+    let (number, shard) = shards
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, shard)| shard.open < most && shard.runs.len() > 0)
+        .min_by_key(|(_, shard)| shard.open)?;
+    let (file, run) = shard.runs.next()?;
+    Some((number, file, run))
 }
 
 impl Loaded {
@@ -158,15 +180,37 @@ impl Model {
         &self,
         options: &Options,
         mut alloc: impl FnMut(u64) -> Result<GpuBuffer, E>,
+        progress: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Loaded, E> {
+        self.load_sharded(1, options, |_, size| alloc(size), progress)
+    }
+
+    /// The same over several GPUs: `alloc` is told for which of so many shards memory is, and
+    /// gives that of a GPU of its own to each. Every shard has [`Options::depth`] requests at a
+    /// time.
+    ///
+    /// A shard is what lies together in the files, and all have as many bytes, up to half a
+    /// tensor more or less: no tensor is divided.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    pub fn load_sharded<E: From<LoadError>>(
+        &self,
+        shards: usize,
+        options: &Options,
+        mut alloc: impl FnMut(usize, u64) -> Result<GpuBuffer, E>,
         mut progress: impl FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Loaded, E> {
         const TICK: Duration = Duration::from_millis(100);
-        let runs = self.files.iter().enumerate().flat_map(|(number, file)| {
-            Run::divide(&file.header.tensors, options.budget)
-                .into_iter()
-                .map(move |run| (number, run))
-        });
-        let mut runs = runs.fuse();
+        let mut shards: Vec<Shard> = self
+            .shards(shards, options.budget)
+            .into_iter()
+            .map(|runs| Shard {
+                runs: runs.into_iter(),
+                open: 0,
+            })
+            .collect();
         let mut requests: Vec<Request> = Vec::new();
         let mut batch = Batch::new();
         let mut done = 0;
@@ -174,11 +218,10 @@ impl Model {
         let mut ended = false;
         let begin = Instant::now();
         loop {
-            while !ended && batch.open() < options.depth.max(1) {
-                let Some((number, run)) = runs.next() else {
-                    break;
-                };
-                let buffer = alloc(run.memory())?;
+            // One of each in turn, so that all GPUs are busy from the start.
+            let most = if ended { 0 } else { options.depth.max(1) };
+            while let Some((shard, number, run)) = next(&mut shards, most) {
+                let buffer = alloc(shard, run.memory())?;
                 let file = &self.files[number];
                 let submission = Submission {
                     direction: Direction::Read,
@@ -191,9 +234,11 @@ impl Model {
                 };
                 if run.ask > 0 {
                     batch.submit(submission, requests.len() as u64);
+                    shards[shard].open += 1;
                 }
                 requests.push(Request {
                     file: number,
+                    shard,
                     run,
                     buffer,
                     result: Ok(Outcome::default()),
@@ -209,6 +254,7 @@ impl Model {
                     continue;
                 };
                 request.result = completion.result;
+                shards[request.shard].open -= 1;
                 let bytes = request.result.as_ref().map_or(0, |outcome| outcome.bytes);
                 done += bytes;
                 if bytes < request.run.len && !ended {
@@ -231,12 +277,49 @@ impl Model {
         })
     }
 
+    /// The runs of each shard, with the number of their file.
+    fn shards(&self, count: usize, budget: u64) -> Vec<Vec<(usize, Run)>> {
+        let mut shards = vec![Vec::new(); count.max(1)];
+        let all = self.bytes().max(1);
+        let last = shards.len() - 1;
+        let mut before = 0;
+        for (number, file) in self.files.iter().enumerate() {
+            let tensors = &file.header.tensors;
+            // A tensor is of the shard that its middle is in.
+            let of: Vec<usize> = tensors
+                .iter()
+                .map(|tensor| {
+                    let size = tensor.range.end - tensor.range.start;
+                    let middle = u128::from(before) + u128::from(size / 2);
+                    before += size;
+                    // No more than there are shards.
+                    ((middle * shards.len() as u128 / u128::from(all)) as usize).min(last)
+                })
+                .collect();
+            let mut begin = 0;
+            for same in of.chunk_by(|one, other| one == other) {
+                let end = begin + same.len();
+                let runs = Run::divide(&tensors[begin..end], budget);
+                shards[same[0]].extend(runs.into_iter().map(|mut run| {
+                    run.tensors = run.tensors.start + begin..run.tensors.end + begin;
+                    (number, run)
+                }));
+                begin = end;
+            }
+        }
+        shards
+    }
+
     /// The tensors whose request brought all of it.
     fn placed<E: From<LoadError>>(&self, requests: &[Request]) -> Result<Vec<LoadedTensor>, E> {
         let mut tensors = Vec::new();
         for (number, request) in requests.iter().enumerate() {
             let Request {
-                file, run, buffer, ..
+                file,
+                shard,
+                run,
+                buffer,
+                ..
             } = request;
             let got = request.result.as_ref().map_or(0, |outcome| outcome.bytes);
             if got < run.len {
@@ -254,6 +337,7 @@ impl Model {
                         .slice(offset..offset + size)
                         .map_err(LoadError::from)?,
                     request: number,
+                    shard: *shard,
                     offset,
                     path: file.path.clone(),
                     file_offset: tensor.range.start,

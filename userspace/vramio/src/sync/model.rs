@@ -163,7 +163,8 @@ fn an_owner_waits_for_all_who_came() {
                         work.crew.enter();
                     }
                 };
-                while let Some(work) = tasks.next(enter) {
+                let worker = tasks.worker();
+                while let Some(work) = worker.next(enter) {
                     let _member = work.crew.member();
                     assert_eq!(work.over.load(SeqCst), 0);
                     work.ran.fetch_add(1, SeqCst);
@@ -177,6 +178,38 @@ fn an_owner_waits_for_all_who_came() {
         work.over.store(1, SeqCst);
         assert_eq!(work.ran.load(SeqCst) + withdrawn, 2);
         tasks.post(&None, 2, || false);
+    });
+}
+
+/// A thread that waits is given a task, and that is taken back: it runs or was taken back,
+/// and the thread is there for the next one.
+#[test]
+fn what_a_thread_was_given_can_be_taken_back() {
+    check(3, || {
+        let tasks: Arc<Tasks<Option<u32>>> = Arc::new(Tasks::new(1));
+        let ran = Arc::new(AtomicUsize::new(0));
+        let start = || {
+            let (tasks, ran) = (tasks.clone(), ran.clone());
+            thread::spawn(move || {
+                let worker = tasks.worker();
+                while let Some(task) = worker.next(|_| {}) {
+                    ran.fetch_add(task as usize, SeqCst);
+                }
+            });
+            true
+        };
+        assert!(tasks.post(&Some(1), 1, start));
+        // By now it may wait.
+        thread::yield_now();
+        assert!(tasks.post(&Some(10), 1, || false));
+        let withdrawn = tasks.withdraw(|task| *task == Some(10));
+        tasks.post(&Some(100), 1, || false);
+        // It is the only one, so what comes last comes behind all others.
+        while ran.load(SeqCst) < 100 {
+            thread::yield_now();
+        }
+        assert_eq!(ran.load(SeqCst) + 10 * withdrawn, 111);
+        tasks.post(&None, 1, || false);
     });
 }
 

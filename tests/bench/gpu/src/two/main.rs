@@ -37,6 +37,9 @@ struct Args {
     /// Where to write what was found, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Only say how many GPUs there are; an error if there are fewer than two.
+    #[arg(long)]
+    check: bool,
     /// Read one half, each time a line comes in, and say how long it took. For this program
     /// itself.
     #[arg(long, hide = true)]
@@ -53,6 +56,10 @@ fn main() -> Result<()> {
         count >= 2,
         "this needs two CUDA devices, and there are {count}"
     );
+    if args.check {
+        println!("{count} CUDA devices, driver for CUDA {version}");
+        return Ok(());
+    }
     make(&args)?;
     let result = run(&args, version);
     let _ = std::fs::remove_file(&args.file);

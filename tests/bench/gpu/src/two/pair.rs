@@ -91,9 +91,15 @@ impl Side {
 
 /// A context that goes through host memory alone.
 pub fn context() -> Result<Context> {
+    context_with(|_| ())
+}
+
+/// The same, told more.
+pub fn context_with(change: impl FnOnce(&mut Config)) -> Result<Context> {
     let mut config = Config::default();
     config.policy = Policy::Allow;
     config.direct = false;
+    change(&mut config);
     Ok(Context::with_config(config)?)
 }
 

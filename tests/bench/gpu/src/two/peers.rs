@@ -2,17 +2,17 @@
 
 //! From one GPU to the other.
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context as _, Result};
 use bench::cuda::{self, Ctx, Stream};
 use vramio::gpu::cuda::CudaPeer;
 use vramio::GpuBuffer;
 
-use super::pair::{context, timed, Pair};
+use super::pair::{context, context_with, timed, Pair, Side};
 use super::table::Table;
 use super::MIB;
 
 pub const DIRECT: &str = "vramio into GPU 1, one call";
-pub const ROUTED: &str = "vramio into GPU 0, copied on to GPU 1, 4 x 16 MiB";
+pub const ROUTED: &str = "vramio by way of GPU 0, file of routes, 4 MiB";
 
 /// How often a copy is made, so that it takes a while.
 const TIMES: usize = 16;
@@ -26,18 +26,72 @@ pub fn run(pair: &Pair, table: &mut Table) -> Result<()> {
     println!("GPU 0 reaches GPU 1: {}", zero.gpu.reaches(&one.gpu));
     copies(pair, table)?;
     table.part("a cached half into GPU 1");
-    reads(pair, table, ROUTED)?;
-    // From here on GPU 0's context is not as it was.
-    table.part("the same, the program having enabled peer access");
-    pair.ctx[0].enable_peer(pair.ctx[1])?;
-    pair.ctx[1].enable_peer(pair.ctx[0])?;
+    by_hand(
+        pair,
+        table,
+        "vramio into GPU 0, CudaPeer from there, 16 MiB",
+    )?;
+    // From here on the GPUs reach each other's memory.
+    table.part("the same by the file of routes, which enables peer access");
+    routed(pair, table)?;
     let len = (256 * MIB).min(zero.len);
     let mut crates = zero.gpu.peer(&one.gpu)?;
     let (to, from) = (one.memory.address(), zero.memory.address());
-    table.best(&mut [("vramio's, enabled", len * TIMES as u64, &mut || {
+    let copied = len * TIMES as u64;
+    table.best(&mut [("copies by CudaPeer, enabled", copied, &mut || {
         timed(|| by_crate(&mut crates, to, from, len))
     })])?;
-    reads(pair, table, "the same way, enabled")
+    by_hand(pair, table, "vramio and CudaPeer as above, enabled")
+}
+
+/// Reads that the file of routes sends through GPU 0's memory.
+fn routed(pair: &Pair, table: &mut Table) -> Result<()> {
+    let [zero, one] = &pair.sides;
+    let address = |side: &Side| side.gpu.address().context("a GPU without a PCI address");
+    let routes = pair.path.with_extension("routes");
+    std::fs::write(
+        &routes,
+        format!(
+            "[[route]]\ngpu = \"{}\"\ndrive = \"*\"\nvia = \"host:{}\"\n",
+            address(one)?,
+            address(zero)?
+        ),
+    )?;
+    let way = |chunk: u64| -> Result<_> {
+        let context = context_with(|config| {
+            config.routing.enabled = true;
+            config.routing.file = Some(routes.clone());
+            config.routing.chunk_bytes = chunk as usize;
+        })?;
+        // SAFETY: The memory lives as long as the side, and nothing else uses it now.
+        let buffer = unsafe { GpuBuffer::from_cuda(&context, one.memory.address(), one.len) }?;
+        Ok((vramio::File::open(&context, &pair.path)?, buffer))
+    };
+    let result = [way(4 * MIB), way(16 * MIB)];
+    let _ = std::fs::remove_file(&routes);
+    let [small, large] = result;
+    let (small, large) = (small?, large?);
+    let read = |(file, buffer): &(vramio::File, GpuBuffer)| {
+        let outcome = file.read_at(buffer, one.at, 0, one.len)?;
+        ensure!(outcome.bytes == one.len, "{outcome:?}");
+        ensure!(outcome.via == zero.gpu.address(), "{outcome:?}");
+        Ok(())
+    };
+    for way in [&small, &large] {
+        one.poison()?;
+        read(way)?;
+        one.verify(&pair.path)?;
+    }
+    println!("right: what came by way of GPU 0 is what read(2) gives");
+    table.best(&mut [
+        (DIRECT, one.len, &mut || timed(|| one.read(&pair.file))),
+        (ROUTED, one.len, &mut || timed(|| read(&small))),
+        (
+            "vramio by way of GPU 0, file of routes, 16 MiB",
+            one.len,
+            &mut || timed(|| read(&large)),
+        ),
+    ])
 }
 
 fn by_crate(peer: &mut CudaPeer, to: u64, from: u64, len: u64) -> Result<()> {
@@ -65,7 +119,7 @@ fn copies(pair: &Pair, table: &mut Table) -> Result<()> {
     let shared = zero.gpu.alloc_virtual(len.next_multiple_of(grain))?;
     cuda::share(shared.address(), len.next_multiple_of(grain) as usize, 1)?;
     let size = len as usize;
-    let by_hand = |ctx: Ctx, stream: &Stream, from: u64| {
+    let copy = |ctx: Ctx, stream: &Stream, from: u64| {
         timed(|| {
             ctx.enter()?;
             for _ in 0..TIMES {
@@ -87,22 +141,23 @@ fn copies(pair: &Pair, table: &mut Table) -> Result<()> {
     };
     table.best(&mut [
         ("by hand, GPU 0's stream", bytes, &mut || {
-            by_hand(ctx_zero, &push, from)
+            copy(ctx_zero, &push, from)
         }),
         ("by hand, GPU 1's stream", bytes, &mut || {
-            by_hand(ctx_one, &pull, from)
+            copy(ctx_one, &pull, from)
         }),
         ("by hand, from memory mapped for both", bytes, &mut || {
-            by_hand(ctx_one, &pull, shared.address())
+            copy(ctx_one, &pull, shared.address())
         }),
         ("the same, by address alone", bytes, &mut || within()),
-        ("vramio's", bytes, &mut || {
+        ("by CudaPeer", bytes, &mut || {
             timed(|| by_crate(&mut crates, to, from, len))
         }),
     ])
 }
 
-fn reads(pair: &Pair, table: &mut Table, name: &'static str) -> Result<()> {
+/// Reads into GPU 0's memory, and copies from there, both called here.
+fn by_hand(pair: &Pair, table: &mut Table, name: &'static str) -> Result<()> {
     let [zero, one] = &pair.sides;
     let context = context()?;
     let file = vramio::File::open(&context, &pair.path)?;
@@ -111,7 +166,7 @@ fn reads(pair: &Pair, table: &mut Table, name: &'static str) -> Result<()> {
     // SAFETY: It lives until the end, and nothing else uses what a request names.
     let buffer = unsafe { GpuBuffer::from_cuda(&context, bounce.address(), bounce.size()) }?;
     let mut peer = zero.gpu.peer(&one.gpu)?;
-    let mut routed = || {
+    let mut both = || {
         for (piece, at) in (0..one.len).step_by(BOUNCE as usize).enumerate() {
             let slot = piece % CudaPeer::SLOTS;
             if piece >= CudaPeer::SLOTS {
@@ -128,11 +183,11 @@ fn reads(pair: &Pair, table: &mut Table, name: &'static str) -> Result<()> {
         Ok(peer.finish()?)
     };
     one.poison()?;
-    timed(&mut routed)?;
+    timed(&mut both)?;
     one.verify(&pair.path)?;
     println!("right: what came by way of GPU 0 is what read(2) gives");
     table.best(&mut [
         (DIRECT, one.len, &mut || timed(|| one.read(&pair.file))),
-        (name, one.len, &mut || timed(&mut routed)),
+        (name, one.len, &mut || timed(&mut both)),
     ])
 }

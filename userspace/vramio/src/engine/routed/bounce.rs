@@ -25,7 +25,8 @@ const PAGE: u64 = 4096;
 pub(super) struct Pool {
     device: u32,
     pub(super) gpu: PciAddress,
-    chunk: u64,
+    /// What a request moves at once, bytes.
+    pub(super) chunk: u64,
     wait: Duration,
     stock: Stock<Box<Bounce>>,
 }

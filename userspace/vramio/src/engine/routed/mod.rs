@@ -8,6 +8,7 @@
 
 mod bounce;
 mod pipeline;
+mod relay;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -32,6 +33,7 @@ use crate::routing::{self, decide, Choice, Decision, Overrides, Question};
 use crate::topology::{Layer, Topology, Way};
 use bounce::{Bounce, Pool};
 use pipeline::Legs;
+pub(crate) use relay::Relay;
 
 /// Routes that are kept. Files come and go, and nobody says so here.
 const MOST_ROUTES: usize = 4096;
@@ -481,38 +483,47 @@ impl Engine for Router {
             // Too many others came meanwhile.
             return Err(error(job, Reason::NoPeerAccess));
         };
-        let mut lease = pool.take(job.memory.counters)?;
-        let Some(bounce) = lease.bounce() else {
-            return Err(error(job, Reason::BounceExhausted));
-        };
-        let mut via = Via {
-            direct: &*self.direct,
-            job,
-            memory,
-            bounce,
-        };
-        let len = job.request.len;
-        let chunk = self.routing.chunk_bytes as u64;
-        let result = pipeline::run(&mut via, job.request.direction, len, chunk);
-        let (whole, sound) = match &result {
-            Ok(outcome) => (
-                outcome.bytes == len,
-                outcome.error.is_none() || outcome.reason == Reason::Cancelled,
-            ),
-            Err(_) => (false, false),
-        };
-        if !sound {
+        let result = carry(&*self.direct, job, memory, &pool);
+        if !result.as_ref().is_ok_and(is_sound) {
             self.forget(job);
-        }
-        // What was begun for nothing may still be under way.
-        if !whole && !bounce.quiesce() {
-            lease.abandon();
-        } else if !sound {
-            // The next request has one that is made of what is there then.
-            lease.discard();
         }
         result.map(|outcome| outcome.routed(pool.gpu, reason.into()))
     }
+}
+
+/// Whether nothing but the end of the file, or the caller, ended it.
+fn is_sound(outcome: &Outcome) -> bool {
+    outcome.error.is_none() || outcome.reason == Reason::Cancelled
+}
+
+/// Carries out a request through a bounce buffer, which the engine reaches.
+fn carry(
+    engine: &dyn Engine,
+    job: &Job,
+    memory: &CudaMemory,
+    pool: &Arc<Pool>,
+) -> Result<Outcome, Error> {
+    let mut lease = pool.take(job.memory.counters)?;
+    let Some(bounce) = lease.bounce() else {
+        return Err(error(job, Reason::BounceExhausted));
+    };
+    let mut via = Via {
+        direct: engine,
+        job,
+        memory,
+        bounce,
+    };
+    let len = job.request.len;
+    let result = pipeline::run(&mut via, job.request.direction, len, pool.chunk);
+    let whole = result.as_ref().is_ok_and(|outcome| outcome.bytes == len);
+    // What was begun for nothing may still be under way.
+    if !whole && !bounce.quiesce() {
+        lease.abandon();
+    } else if !result.as_ref().is_ok_and(is_sound) {
+        // The next request has one that is made of what is there then.
+        lease.discard();
+    }
+    result
 }
 
 #[cfg(test)]
