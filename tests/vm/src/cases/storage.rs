@@ -311,10 +311,7 @@ fn mischief(context: &mut Context<'_>) -> Result<()> {
         (INTERRUPT, Some("refused-interrupt")),
         (NEXT_TOO_OFTEN, None),
         (MAP_TWICE, None),
-        (
-            u64::MAX & !(IGNORE_STATUS | SLOPPY) & 0xff,
-            Some("stray-unmaps"),
-        ),
+        (!(IGNORE_STATUS | SLOPPY) & 0xff, Some("stray-unmaps")),
     ];
     for (seed, (what, counter)) in all.into_iter().enumerate() {
         let content = fill(context, 100 + seed as u64, memory.len())?;
