@@ -204,9 +204,19 @@ pub struct CheckArgs {
     #[arg(long, short, conflicts_with = "topology")]
     pub mounts: bool,
 
-    /// Show the PCI tree, too
-    #[arg(long)]
+    /// Show the PCI tree, too, and for each pair of GPU and drive the way that data takes, the
+    /// others, and why it is none of them
+    #[arg(long, short)]
     pub topology: bool,
+
+    /// Show that of another machine, as `vramio check --topology --json` described it there
+    #[arg(
+        long,
+        value_name = "DESCRIPTION",
+        requires = "topology",
+        conflicts_with = "gpu"
+    )]
+    pub tree: Option<PathBuf>,
 
     /// The GPU to ask about
     #[arg(long, value_name = "N", allow_negative_numbers = true)]

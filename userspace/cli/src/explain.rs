@@ -10,10 +10,12 @@ use std::process::ExitCode;
 use nix::sys::stat::{major, minor};
 use serde::Serialize;
 use serde_json::Value;
+use vramio::routing::{Choice, Decision};
 use vramio::topology::{Controller, Layer, Passes, Topology, Way, What};
-use vramio::{FileSystem, PciAddress, Reason};
+use vramio::{routing, Config, FileSystem, PciAddress, Reason};
 
 use crate::args::ExplainArgs;
+use crate::check::routes::{decision_json, decision_text, Rules};
 use crate::check::{self, file, Answer, Usable};
 use crate::failure::Failure;
 use crate::machine::{self, kernel};
@@ -33,6 +35,8 @@ struct Explanation<'a> {
     chain: Step,
     /// The kernel's release, where it is too old for the module.
     old_kernel: Option<String>,
+    /// Which way the data takes, and what stands above that; none without a GPU or a drive.
+    ways: Option<(String, Decision)>,
 }
 
 /// From where a file is looked at.
@@ -65,7 +69,8 @@ struct Step {
 
 fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
     let answer = file::ask(&args.file, args.gpu, args.write)?;
-    let topology = machine::topology("explain")?;
+    let mut topology = machine::topology("explain")?;
+    routing::add_cuda(&mut topology);
     let gpu = answer.gpu().and_then(crate::gpu::Gpu::address);
     let release = kernel::release();
     let old = kernel::numbers(&release).is_some_and(|numbers| numbers < kernel::FIRST);
@@ -76,9 +81,27 @@ fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
     };
     Ok(Explanation {
         chain: chain(&args.file, &view)?,
+        ways: ways(&args.file, &view)?,
         answer,
         old_kernel: old.then_some(release),
     })
+}
+
+/// Which way a file's data takes.
+fn ways(path: &Path, view: &View<'_>) -> Result<Option<(String, Decision)>, Failure> {
+    let metadata = fs::metadata(path).map_err(|error| Failure::io("explain", path, &error))?;
+    let number = if metadata.file_type().is_block_device() {
+        metadata.rdev()
+    } else {
+        metadata.dev()
+    };
+    let drives = device(number).map_or_else(Vec::new, |layer| layer.drives());
+    let Some(gpu) = view.gpu.filter(|_| !drives.is_empty()) else {
+        return Ok(None);
+    };
+    let rules = Rules::new(&Config::load()?.routing)?;
+    let decision = rules.decide(view.topology, gpu, &drives);
+    Ok(Some((rules.heading(), decision)))
 }
 
 /// From the file down.
@@ -292,6 +315,13 @@ impl Answer for Explanation<'_> {
             }
             None => text += "nothing that can be seen from outside is in the way\n",
         }
+        match &self.ways {
+            Some((heading, decision)) if !matches!(decision.taken.choice, Choice::Direct(_)) => {
+                text += heading;
+                text += &decision_text(decision, "  ");
+            }
+            _ => {}
+        }
         if let Some(release) = &self.old_kernel {
             let (major, minor) = kernel::FIRST;
             text += &format!(
@@ -305,6 +335,7 @@ impl Answer for Explanation<'_> {
         serde_json::json!({
             "chain": self.chain,
             "old_kernel": self.old_kernel,
+            "routing": self.ways.as_ref().map(|(_, decision)| decision_json(decision)),
             "first_obstacle": self.chain.obstacle().map(|step| &step.name),
             "check": self.answer.to_json(),
         })

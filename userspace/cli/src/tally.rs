@@ -3,7 +3,7 @@
 //! Adds up what requests did, and shows it.
 
 use serde::Serialize;
-use vramio::{Certainty, Code, Outcome, Path, Reason};
+use vramio::{Certainty, Code, Outcome, Path, PciAddress, Reason};
 
 /// The sums over requests.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +24,8 @@ pub struct Tally {
     pub paths: Vec<PathTally>,
     /// By reason, likewise; without [`Reason::None`].
     pub reasons: Vec<ReasonTally>,
+    /// The GPUs whose memory it went through, likewise.
+    pub via: Vec<PciAddress>,
 }
 
 /// The requests that took one path.
@@ -67,6 +69,7 @@ impl Tally {
         self.zeroed += outcome.zeroed;
         self.requests += 1;
         self.parts += u64::from(outcome.parts);
+        self.add_via(outcome.via);
 
         for path in Path::ALL {
             self.add_path(path.into(), outcome.moved.by(path), outcome.certainty);
@@ -78,6 +81,12 @@ impl Tally {
                 uncovered => uncovered,
             };
             self.add_reason(outcome.reason, 1, bytes);
+        }
+    }
+
+    fn add_via(&mut self, via: Option<PciAddress>) {
+        if let Some(gpu) = via.filter(|gpu| !self.via.contains(gpu)) {
+            self.via.push(gpu);
         }
     }
 
@@ -130,6 +139,10 @@ impl Tally {
                 paths.iter().map(line).collect()
             }
         };
+        if !self.via.is_empty() {
+            let via: Vec<String> = self.via.iter().map(ToString::to_string).collect();
+            lines.push(format!("routed via: {}", via.join(", ")));
+        }
         if self.zeroed > 0 {
             lines.push(format!("zeros of holes: {} bytes", self.zeroed));
         }
@@ -166,6 +179,7 @@ impl Tally {
             certainty: self.certainty().to_string(),
             paths: self.paths_json(),
             reasons: self.reasons_json(),
+            via: self.via.iter().map(ToString::to_string).collect(),
         }
     }
 
@@ -205,6 +219,9 @@ impl Tally {
         for reason in &other.reasons {
             self.add_reason(reason.reason, reason.requests, reason.bytes);
         }
+        for gpu in &other.via {
+            self.add_via(Some(*gpu));
+        }
     }
 
     /// The worst certainty of all requests; none if there was no request.
@@ -228,6 +245,8 @@ pub struct TallyJson {
     certainty: String,
     paths: Vec<PathJson>,
     reasons: Vec<ReasonJson>,
+    /// GPUs whose memory it went through.
+    via: Vec<String>,
 }
 
 /// A path as JSON.
@@ -301,6 +320,25 @@ mod tests {
         }
         assert_eq!(tally.paths.len(), 1);
         assert!(tally.reasons.is_empty());
+    }
+
+    #[test]
+    fn the_gpu_on_the_way_is_named_once() {
+        let routed = Outcome {
+            via: "0000:03:00.0".parse().ok(),
+            ..outcome(Path::Routed, Certainty::Consistent, Reason::HostBridge, 0)
+        };
+        let mut tally = Tally::default();
+        tally.add(&routed);
+        tally.add(&routed);
+        let mut sum = Tally::default();
+        sum.merge(&tally);
+        let lines = sum.lines();
+        assert_eq!(lines[0], "path: routed (consistent)");
+        assert_eq!(lines[1], "routed via: 0000:03:00.0");
+        assert!(lines[2].starts_with("reason: host-bridge, 8192 bytes"));
+        let json = serde_json::to_value(sum.to_json()).expect("JSON");
+        assert_eq!(json["via"], serde_json::json!(["0000:03:00.0"]));
     }
 
     #[test]

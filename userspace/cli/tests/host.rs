@@ -251,6 +251,69 @@ fn a_machine_without_the_module_is_not_direct() {
     );
 }
 
+/// Any server can be asked about: what `check` prints of one is taken elsewhere.
+#[test]
+fn ways_of_a_described_server_are_shown() {
+    let function = |address: &str, above: Option<&str>, class: &str| {
+        serde_json::json!({
+            "address": address, "above": above, "host": "pci0000:00", "vendor": "0x10de",
+            "device": "0x0001", "class": class,
+        })
+    };
+    let tree = serde_json::json!({ "verdict": "fallback", "topology": {
+        "functions": [
+            function("0000:00:01.0", None, "0x060400"),
+            function("0000:00:02.0", None, "0x060400"),
+            function("0000:01:00.0", Some("0000:00:01.0"), "0x030200"),
+            function("0000:01:00.1", Some("0000:00:01.0"), "0x010802"),
+            function("0000:02:00.0", Some("0000:00:02.0"), "0x030200"),
+        ],
+        "peers": [["0000:01:00.0", "0000:02:00.0"]],
+    }});
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).expect("it can be written");
+        path
+    };
+    let description = file("tree.json", &tree.to_string());
+    let ask = |variables: &[(&str, &OsStr)]| {
+        let args = [os("check"), os("-t"), os("--tree"), description.as_os_str()];
+        let mut command = command(args.into_iter().chain([os("--json")]));
+        command.env("VRAMIO_CONFIG", "");
+        command.envs(variables.iter().copied());
+        Run::from(command.output().expect("the command runs"))
+    };
+    let far = |run: &Run| run.json()["routing"]["pairs"][1].clone();
+    let off = ask(&[]);
+    assert_eq!((off.status, &*off.stderr), (0, ""));
+    assert_eq!(far(&off)["takes"]["kind"], "host");
+    assert_eq!(far(&off)["others"][0]["reason"], "routing-off");
+    let on = [("VRAMIO_ROUTING_ENABLED", os("true"))];
+    let run = ask(&on);
+    assert_eq!(far(&run)["takes"]["kind"], "peer");
+    assert_eq!(far(&run)["takes"]["via"], "0000:01:00.0");
+    assert_eq!(far(&run)["others"][1]["reason"], "host-bridge");
+
+    let routes = file(
+        "routes.toml",
+        "[[route]]\ngpu = \"*\"\ndrive = \"*\"\nvia = \"host\"\n",
+    );
+    let run = ask(&[on[0], ("VRAMIO_ROUTING_FILE", routes.as_os_str())]);
+    assert_eq!(run.status, 2);
+    assert_eq!(far(&run)["takes"]["kind"], "host");
+    assert_eq!(far(&run)["others"][0]["reason"], "route-override");
+    let bad = file("bad.toml", "[[route]]\ngpu = \"gpu:0\"\n");
+    let run = ask(&[on[0], ("VRAMIO_ROUTING_FILE", bad.as_os_str())]);
+    assert_eq!(run.status, 1);
+    assert!(run.stdout.contains("route.gpu"), "{}", run.stdout);
+    // Without a tree it is none.
+    let none = file("none.json", "{}");
+    let run = vramio([os("check"), os("-t"), os("--tree"), none.as_os_str()]);
+    run.fails(1, &["none.json", "functions"]);
+    vramio([os("check"), os("--tree"), none.as_os_str()]).is_usage(&["--topology"]);
+}
+
 #[test]
 fn mounts_are_listed_with_their_reasons() {
     let run = vramio(["check", "-m", "--json"]);

@@ -7,6 +7,7 @@ pub mod file;
 pub mod finding;
 pub mod mounts;
 pub mod platform;
+pub mod routes;
 
 use std::process::ExitCode;
 
@@ -37,10 +38,11 @@ pub trait Answer {
 
 /// Runs the command.
 pub fn main(args: &CheckArgs) -> ExitCode {
-    let answer: Result<Box<dyn Answer>, Failure> = match &args.file {
-        Some(path) => file::ask(path, args.gpu, args.write).map(boxed),
-        None if args.mounts => mounts::ask(args.gpu).map(boxed),
-        None => platform::ask(args.topology).map(boxed),
+    let answer: Result<Box<dyn Answer>, Failure> = match (&args.file, &args.tree) {
+        (Some(path), _) => file::ask(path, args.gpu, args.write).map(boxed),
+        (None, Some(tree)) => routes::of_description(tree).map(boxed),
+        (None, None) if args.mounts => mounts::ask(args.gpu).map(boxed),
+        (None, None) => platform::ask(args.topology).map(boxed),
     };
     match answer {
         Ok(answer) => report(&*answer, args.json),

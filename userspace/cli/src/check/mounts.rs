@@ -13,7 +13,8 @@ use super::platform::{self, Platform};
 use super::{Answer, Usable};
 use crate::failure::Failure;
 use crate::gpu::Gpu;
-use crate::machine;
+use crate::machine::network::{self, Network};
+use crate::machine::{self, Root};
 
 /// The mounts that file data could be on.
 #[derive(Debug)]
@@ -31,6 +32,10 @@ struct Mount {
     kind: String,
     source: String,
     drives: Vec<PciAddress>,
+    /// The network device that its server is reached by.
+    network: Option<Network>,
+    /// Links between the GPU and the farthest drive, or the network device.
+    distance: Option<u32>,
     /// Why nothing on it goes direct, as far as the file system goes.
     refusal: Reason,
     verdict: Verdict,
@@ -135,7 +140,19 @@ fn look(
             verdict = Verdict::Fallback(reason, None);
         }
     }
+    let network = match device {
+        Some(_) => None,
+        None => network::of_mount(&Root::new(), &mount),
+    };
+    let nic = network.as_ref().and_then(|network| network.function);
+    let distance = gpu.and_then(|gpu| {
+        let ends = drives.iter().copied().chain(nic);
+        let links = ends.map(|end| topology.route(gpu, end).map(|route| route.distance));
+        links.collect::<Result<Vec<_>, _>>().ok()?.into_iter().max()
+    });
     Some(Mount {
+        network,
+        distance,
         point: mount.mount_point,
         filesystem,
         kind: mount.fs_type,
@@ -251,8 +268,16 @@ impl Answer for Mounts {
                     reason.sentence()
                 ),
             };
+            let by = match &mount.network {
+                Some(network) => format!("  by {}", network.interface),
+                None => String::new(),
+            };
+            let links = match mount.distance {
+                Some(links) => format!("  {links} links from the GPU"),
+                None => String::new(),
+            };
             text += &format!(
-                "{:<8} {:<point$} {:<name$} {}{because}\n",
+                "{:<8} {:<point$} {:<name$} {}{because}{by}{links}\n",
                 mount.word(self.has_gpu),
                 mount.point.display().to_string(),
                 mount.kind,
@@ -288,6 +313,11 @@ impl Answer for Mounts {
                     "reason": reason.map(ToString::to_string),
                     "fix": reason.map(|reason| reason.fix()),
                     "component": device,
+                    "network": mount.network.as_ref().map(|network| json!({
+                        "interface": network.interface,
+                        "function": network.function.map(|function| function.to_string()),
+                    })),
+                    "distance": mount.distance,
                     "drives": mount.drives.iter().map(ToString::to_string).collect::<Vec<_>>(),
                 })
             })

@@ -4,9 +4,10 @@
 
 use serde_json::{json, Value};
 use vramio::topology::{Kind, Redirect, Route, Topology, Way};
-use vramio::{Code, Context, PciAddress, Reason};
+use vramio::{routing, Code, Context, PciAddress, Reason};
 
 use super::finding::{Finding, State};
+use super::routes::{Routes, Rules};
 use super::{Answer, Usable};
 use crate::failure::Failure;
 use crate::machine::{self, callbacks, drive, gpu, kernel, module, process, Root};
@@ -16,8 +17,8 @@ use crate::machine::{self, callbacks, drive, gpu, kernel, module, process, Root}
 pub struct Platform {
     sections: Vec<(&'static str, Vec<Finding>)>,
     pairs: Vec<Pair>,
-    /// The PCI tree, if it was asked for.
-    topology: Option<Topology>,
+    /// The PCI tree and the ways through it, if they were asked for.
+    topology: Option<(Topology, Routes)>,
     /// The GPUs, by place.
     pub gpus: Vec<PciAddress>,
     /// Why the module can't be used; [`Reason::None`] if it can.
@@ -38,7 +39,7 @@ pub struct Pair {
 /// Looks at the machine.
 pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     let root = Root::new();
-    let topology = machine::topology("check")?;
+    let mut topology = machine::topology("check")?;
     let release = kernel::release();
     let context = Context::new()?;
     let device = context.device();
@@ -55,7 +56,11 @@ pub fn ask(with_topology: bool) -> Result<Platform, Failure> {
     if let Some((_, findings)) = platform.sections.iter_mut().find(|(n, _)| *n == "process") {
         findings.push(process::cuda(context.cuda_version()));
     }
-    platform.topology = with_topology.then_some(topology);
+    if with_topology {
+        routing::add_cuda(&mut topology);
+        let routes = Routes::new(&topology, Rules::new(&context.config().routing)?);
+        platform.topology = Some((topology, routes));
+    }
     Ok(platform)
 }
 
@@ -296,7 +301,8 @@ impl Answer for Platform {
             ),
             Usable::No => "verdict: not usable, there is no GPU\n".to_owned(),
         };
-        if let Some(topology) = &self.topology {
+        if let Some((topology, routes)) = &self.topology {
+            text += &routes.text();
             text += "PCI tree\n";
             for function in topology.functions() {
                 text += &format!(
@@ -349,8 +355,9 @@ impl Answer for Platform {
             "findings": sections,
             "pairs": pairs,
         });
-        if let (Some(topology), Some(object)) = (&self.topology, object.as_object_mut()) {
-            object.insert("topology".to_owned(), topology.to_json());
+        if let Some((topology, routes)) = &self.topology {
+            object["topology"] = topology.to_json();
+            object["routing"] = routes.json();
         }
         object
     }

@@ -8,6 +8,7 @@ pub mod gpu;
 pub mod kernel;
 pub mod module;
 pub mod mount;
+pub mod network;
 pub mod process;
 
 use std::fs;

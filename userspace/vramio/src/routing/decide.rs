@@ -68,8 +68,8 @@ impl fmt::Display for Choice {
             Choice::Direct(Way::Switch) => f.write_str("direct, below a switch"),
             Choice::Direct(Way::HostBridge) => f.write_str("direct, through the host bridge"),
             Choice::Direct(Way::Blocked) => f.write_str("direct"),
-            Choice::Via { gpu, linked: true } => write!(f, "via {gpu} and the GPUs' own link"),
-            Choice::Via { gpu, linked: false } => write!(f, "via {gpu} and PCIe between the GPUs"),
+            Choice::Via { gpu, linked: true } => write!(f, "via {gpu}, by the GPUs' own link"),
+            Choice::Via { gpu, linked: false } => write!(f, "via {gpu}"),
             Choice::Host => f.write_str("through host memory"),
         }
     }
