@@ -92,6 +92,10 @@ test-install: ## Slow lane: make install and make dkms in a Debian system made f
 	@$(VM) test-install
 	@$(VM_TESTS) --smoke --module "$$PWD/build/test-install/vramio.ko" $(FILTER)
 
+.PHONY: test-storage
+test-storage: ## Slow lane: storage drivers that ask by callbacks (a hooked NVMe driver, a client of scatter lists).
+	@$(VM_TESTS) --lane storage $(FILTER)
+
 .PHONY: test-clients
 test-clients: ## Slow lane: clients of cuFile in a VM (KvikIO's library from its wheel, a C program), on the module.
 	@$(VM_TESTS) --lane clients $(FILTER)

@@ -22,13 +22,14 @@ use crate::{
     abi::{Reason, Refusal},
     dmabuf::Attachment,
     event::Event,
+    index::Indexed,
     mapping::Mapping,
     pages::Pages,
     pure::gate::{Gate, Passed, Word},
     reclaim, sys,
     unbind::Tie,
 };
-use core::{cell::UnsafeCell, ops::Deref, pin::Pin};
+use core::{cell::UnsafeCell, ops::Deref, pin::Pin, ptr::NonNull};
 use kernel::{
     bindings::{ENODEV, ENOMEM, ESTALE},
     impl_has_work, new_work,
@@ -90,9 +91,20 @@ impl_has_work! {
 /// order of their declaration.
 #[derive(Default)]
 pub(crate) struct Content {
+    /// For storage drivers that ask whose a page is.
+    index: Option<Indexed>,
     pub(crate) source: Option<Source>,
     pub(crate) pages: Option<Pages>,
     pub(crate) tie: Option<Tie>,
+}
+
+impl Content {
+    fn prepare_index(&mut self, buffer: &Arc<Buffer>) -> Result<(), Refusal> {
+        if let Some(pages) = &self.pages {
+            self.index = Indexed::new(buffer, pages)?;
+        }
+        Ok(())
+    }
 }
 
 /// Where the pages come from, and who ends the registration from there.
@@ -121,6 +133,18 @@ impl Inside<'_> {
     /// step of a request, or the completion of a part that was queued.
     pub(crate) fn stay(self) {
         core::mem::forget(self);
+    }
+
+    /// The same; the registration is there as long as somebody is inside.
+    pub(crate) fn into_raw(self) -> NonNull<Buffer> {
+        let buffer = NonNull::from(self.0);
+        self.stay();
+        buffer
+    }
+
+    /// The registration.
+    pub(crate) fn buffer(&self) -> &Buffer {
+        self.0
     }
 }
 
@@ -156,11 +180,16 @@ impl Buffer {
         buffer.gate.enter();
         let _ = Arc::into_raw(buffer.clone());
         // SAFETY: We are inside the gate and nobody else is yet, so the cell is ours.
-        let built = build(&buffer, unsafe { &mut *buffer.content.get() });
+        let content = unsafe { &mut *buffer.content.get() };
+        let built = build(&buffer, content).and_then(|()| content.prepare_index(&buffer));
         if let Err(refusal) = built {
             buffer.revoke(refusal.reason);
         }
         buffer.built.store(true, Release);
+        if built.is_ok() {
+            // SAFETY: It is where it stays; nobody writes the content from here on.
+            unsafe { Indexed::enter(&raw mut (*buffer.content.get()).index) };
+        }
         buffer.leave();
         match (built, buffer.refusal()) {
             (Ok(()), None) => Ok(buffer),

@@ -4,8 +4,10 @@
  * what they mean for vramio is decided in Rust.
  */
 #include <linux/blk-integrity.h>
+#include <linux/blk-mq-dma.h>
 #include <linux/blkdev.h>
 #include <linux/completion.h>
+#include <linux/dma-mapping.h>
 #include <linux/fiemap.h>
 #include <linux/fileattr.h>
 #include <linux/fs.h>
@@ -13,16 +15,20 @@
 #include <linux/iommu.h>
 #include <linux/ioprio.h>
 #include <linux/kernfs.h>
+#include <linux/kprobes.h>
 #include <linux/memory_hotplug.h>
 #include <linux/memremap.h>
 #include <linux/mm.h>
 #include <linux/mmu_notifier.h>
+#include <linux/module.h>
 #include <linux/mount.h>
 #include <linux/pagemap.h>
 #include <linux/pci-p2pdma.h>
 #include <linux/pci.h>
 #include <linux/percpu.h>
 #include <linux/sched/signal.h>
+#include <linux/scatterlist.h>
+#include <linux/spinlock.h>
 #include <linux/swiotlb.h>
 #include <linux/timekeeping.h>
 #include <linux/sysfs.h>
@@ -603,6 +609,193 @@ static void vramio_uring_task_work(struct io_tw_req req, io_tw_token_t tw)
 void vramio_uring_in_task(struct io_uring_cmd *cmd)
 {
 	io_uring_cmd_complete_in_task(cmd, vramio_uring_task_work);
+}
+
+/* --- storage drivers' callbacks --- */
+
+void vramio_spin_init(spinlock_t *lock)
+{
+	spin_lock_init(lock);
+}
+
+unsigned long vramio_spin_lock(spinlock_t *lock)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(lock, flags);
+	return flags;
+}
+
+void vramio_spin_unlock(spinlock_t *lock, unsigned long flags)
+{
+	spin_unlock_irqrestore(lock, flags);
+}
+
+bool vramio_in_task(void)
+{
+	return in_task();
+}
+
+bool vramio_within_module(unsigned long addr, const struct module *mod)
+{
+	return within_module(addr, mod);
+}
+
+/*
+ * Whether the kernel knows a function by this name, exported or not. A probe that is
+ * never armed is the one exported way to ask.
+ */
+bool vramio_symbol_exists(const char *name)
+{
+#ifdef CONFIG_KPROBES
+	struct kprobe probe = { .symbol_name = name, .flags = KPROBE_FLAG_DISABLED };
+	int ret = register_kprobe(&probe);
+
+	if (!ret)
+		unregister_kprobe(&probe);
+	return ret != -ENOENT;
+#else
+	return false;
+#endif
+}
+
+/* The last frame of the range of a pgmap that holds the frame `pfn`. */
+unsigned long vramio_pgmap_end(unsigned long pfn)
+{
+	const struct dev_pagemap *pgmap = page_pgmap(pfn_to_page(pfn));
+	int i;
+
+	for (i = 0; i < pgmap->nr_range; i++) {
+		if (pfn >= PHYS_PFN(pgmap->ranges[i].start) &&
+		    pfn <= PHYS_PFN(pgmap->ranges[i].end))
+			return PHYS_PFN(pgmap->ranges[i].end);
+	}
+	return pfn;
+}
+
+/*
+ * Shows the request's data, run by run, until @see says no. What has no pages of the
+ * caller's, as a discard, is not shown.
+ */
+bool vramio_rq_each_run(struct request *req, void *context,
+			bool (*see)(void *, struct page *, unsigned int, unsigned int))
+{
+	struct req_iterator iter;
+	struct bio_vec bv;
+
+	if (req->rq_flags & RQF_SPECIAL_PAYLOAD || !blk_rq_payload_bytes(req))
+		return true;
+	rq_for_each_bvec(bv, req, iter) {
+		if (!see(context, bv.bv_page, bv.bv_offset, bv.bv_len))
+			return false;
+	}
+	return true;
+}
+
+/* The same of the first entries of a scatter list, which are there. */
+bool vramio_sg_each_run(struct scatterlist *list, int entries, void *context,
+			bool (*see)(void *, struct page *, unsigned int, unsigned int))
+{
+	struct scatterlist *sg;
+	int i;
+
+	for_each_sg(list, sg, entries, i) {
+		if (!see(context, sg_page(sg), sg->offset, sg->length))
+			return false;
+	}
+	return true;
+}
+
+/* Whether a scatter list has room for so many entries, as far as it says itself. */
+bool vramio_sg_has(struct scatterlist *list, unsigned int entries)
+{
+	for (; entries && list; list = sg_next(list))
+		entries--;
+	return !entries;
+}
+
+/* Whether a scatter list begins in host memory. */
+bool vramio_sg_is_ram(struct scatterlist *list, int entries)
+{
+	return entries <= 0 || !sg_page(list) || !is_pci_p2pdma_page(sg_page(list));
+}
+
+bool vramio_rq_has_integrity(struct request *req)
+{
+	return blk_integrity_rq(req);
+}
+
+unsigned int vramio_rq_segments(struct request *req)
+{
+	return blk_rq_nr_phys_segments(req);
+}
+
+enum dma_data_direction vramio_rq_direction(struct request *req)
+{
+	return rq_dma_dir(req);
+}
+
+int vramio_rq_map_sg(struct request *req, struct scatterlist *list)
+{
+	return blk_rq_map_sg(req, list);
+}
+
+bool vramio_dma_needs_unmap(struct device *dev)
+{
+	return dma_need_unmap(dev);
+}
+
+bool vramio_uses_iova(const struct dma_iova_state *state)
+{
+	return dma_use_iova((struct dma_iova_state *)state);
+}
+
+/* @iter of these is a struct blk_dma_iter. */
+
+bool vramio_iter_start(struct request *req, struct device *dev, struct dma_iova_state *state,
+		       void *iter)
+{
+	return blk_rq_dma_map_iter_start(req, dev, state, iter);
+}
+
+bool vramio_iter_next(struct request *req, struct device *dev, void *iter)
+{
+	return blk_rq_dma_map_iter_next(req, dev, iter);
+}
+
+/* An iterator without a piece. */
+void vramio_iter_end(void *iter, u8 status)
+{
+	struct blk_dma_iter *it = iter;
+
+	it->addr = 0;
+	it->len = 0;
+	it->status = (__force blk_status_t)status;
+}
+
+u8 vramio_iter_status(void *iter)
+{
+	return (__force u8)((struct blk_dma_iter *)iter)->status;
+}
+
+u64 vramio_iter_addr(void *iter)
+{
+	return ((struct blk_dma_iter *)iter)->addr;
+}
+
+u32 vramio_iter_len(void *iter)
+{
+	return ((struct blk_dma_iter *)iter)->len;
+}
+
+bool vramio_iter_by_bus(void *iter)
+{
+	return ((struct blk_dma_iter *)iter)->p2pdma.map == PCI_P2PDMA_MAP_BUS_ADDR;
+}
+
+void vramio_warn_stray(void)
+{
+	pr_warn_ratelimited("vramio: a storage driver gave memory back that it did not have\n");
 }
 
 /* --- statistics --- */

@@ -8,6 +8,7 @@
 use crate::{
     abi::{Certainty, Path, Reason, Refusal},
     buffer::Buffer,
+    hooks,
     io::{self, Charge, OnDone, Wait},
     pages::Slice,
     pure::{
@@ -285,7 +286,13 @@ impl Job {
             Ok(moved) => moved,
             Err(_) => {
                 let errno = ret.unsigned_abs() as u32;
-                self.stop(errno, error_reason(errno, self.request.direction));
+                // A storage driver that asked was told that the memory is being let go.
+                let told = errno == EIO && hooks::enabled();
+                let refusal = match self.buffer.refusal().filter(|_| told) {
+                    Some(refusal) => refusal,
+                    None => Refusal::new(errno, error_reason(errno, self.request.direction)),
+                };
+                self.stop(refusal.errno, refusal.reason);
                 return false;
             }
         };

@@ -99,6 +99,14 @@ impl Pages {
         self.frames.runs.len()
     }
 
+    /// The first and the last page frame of each run.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.frames
+            .runs
+            .iter()
+            .map(|run| (run.frame, run.frame + run.len / PAGE_SIZE as u64 - 1))
+    }
+
     /// Whose memory it is.
     pub(crate) fn provider(&self) -> &Provider {
         &self.provider

@@ -194,6 +194,19 @@ pub(crate) fn route(provider: &PciRef, client: &PciRef) -> Result<Route, NoRoute
     Ok(Route { path, distance })
 }
 
+/// Hops from any device to the provider, as the kernel counts them; `None` where its
+/// memory cannot be reached. Not for interrupts: the kernel takes a lock.
+///
+/// # Safety
+///
+/// `dev` is a live device.
+pub(crate) unsafe fn distance(provider: &PciRef, mut dev: *mut bindings::device) -> Option<u32> {
+    // SAFETY: Per the contract; the provider is live.
+    let distance =
+        unsafe { bindings::pci_p2pdma_distance_many(provider.as_ptr(), &mut dev, 1, false) };
+    u32::try_from(distance).ok()
+}
+
 /// The name of a function, as the kernel prints it.
 fn bdf(pdev: *mut bindings::pci_dev) -> Name {
     // SAFETY: `pdev` is live.

@@ -54,6 +54,11 @@ impl Provider {
         self.id
     }
 
+    /// A small number for it, used again for another one when it has no registrations.
+    pub(crate) fn index(&self) -> u32 {
+        u32::from(self.hint - FIRST_HINT)
+    }
+
     /// Whether the memory answers, as far as can be told at this price: the kernel has
     /// not given the device up, and its memory decode is on, or was in this very tick.
     /// Callable in any context.

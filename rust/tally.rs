@@ -6,6 +6,7 @@
 //! Its counters stay until the module goes; there are as many as GPUs.
 
 use crate::{
+    hooks, nvfs_ops,
     pci::PciRef,
     stats::{Count, Counters, Module},
 };
@@ -57,6 +58,8 @@ pub(crate) unsafe fn init() {
 pub(crate) struct Tally {
     #[pin]
     module: File<Module>,
+    /// Only if the module was loaded for it.
+    callbacks: Option<Pin<KBox<File<()>>>>,
 }
 
 impl Tally {
@@ -65,7 +68,16 @@ impl Tally {
             let dir = Dir::new(c"vramio");
             TALLIES.lock().dir = Some(dir.clone());
             let module = Module::checked()?;
+            let callbacks = match hooks::enabled() {
+                true => {
+                    let file = dir
+                        .read_callback_file(c"storage_callbacks", (), &|(), f| nvfs_ops::print(f));
+                    Some(KBox::pin_init(file, GFP_KERNEL)?)
+                }
+                false => None,
+            };
             Ok(try_pin_init!(Self {
+                callbacks,
                 module <- dir.read_callback_file(c"stats", module, &|counters, f| print(counters, f)),
             }? Error))
         })

@@ -5,6 +5,7 @@
 use kernel::prelude::*;
 
 mod abi;
+mod asked;
 mod barrier;
 mod batch;
 mod block;
@@ -15,11 +16,16 @@ mod ctx;
 mod dev;
 mod dmabuf;
 mod event;
+mod hooks;
+mod index;
 mod io;
+mod irqlock;
 mod job;
 mod limits;
+mod mapped;
 mod mapping;
 mod node;
+mod nvfs_ops;
 mod pages;
 mod pci;
 mod pgmap;
@@ -39,6 +45,7 @@ mod target;
 mod unbind;
 mod uring;
 mod verdict;
+mod whose;
 
 module! {
     type: Vramio,
@@ -64,13 +71,19 @@ module! {
             default: 4194304,
             description: "Most registered memory of one user, MiB",
         },
+        storage_callbacks: u8 {
+            default: 0,
+            description: "1: answer storage drivers that ask whether a page is GPU memory",
+        },
     },
 }
 
-/// Fields are dropped in the order of their declaration: no new open file first,
-/// then no new revocation, then the queue is emptied.
+/// Fields are dropped in the order of their declaration: no driver asks any more first,
+/// no new open file, then no new revocation, then the queue is emptied.
 #[pin_data]
 struct Vramio {
+    #[pin]
+    drivers: hooks::Drivers,
     #[pin]
     node: node::Node<ctx::Ctx>,
     #[pin]
@@ -91,6 +104,9 @@ impl kernel::InPlaceModule for Vramio {
             block::init();
             charge::init();
             tally::init();
+            hooks::init();
+            index::init();
+            mapped::init();
         }
         try_pin_init!(Self {
             tally <- tally::Tally::new(),
@@ -99,6 +115,7 @@ impl kernel::InPlaceModule for Vramio {
             reclaim: reclaim::Reclaim::new()?,
             bus <- unbind::BusWatch::new(),
             node <- node::Node::new(c"vramio", 0o660),
+            drivers <- hooks::Drivers::new(),
         })
     }
 }

@@ -90,6 +90,7 @@ pub fn prepare(stock: Prepared) -> Result<Prepared> {
         vmlinuz: dir.join(IMAGE),
         modules: dir.join(MODULES),
         tree: Some(dir.join(TREE)),
+        source: stock.kernel.source.clone(),
         variant: Variant::Debug,
     };
     Ok(Prepared { kernel, ..stock })
@@ -228,6 +229,7 @@ mod tests {
             vmlinuz: "/c/image-x/vmlinuz".into(),
             modules: "/c/image-x/lib/modules/x".into(),
             tree: Some("/c/tree-7.3.4-1-r1-root-trixie-1".into()),
+            source: None,
             variant: Variant::Stock,
         };
         let name = entry_name(&stock).unwrap();

@@ -78,6 +78,8 @@ pub struct Kernel {
     pub modules: PathBuf,
     /// The prepared source tree, if modules can be built.
     pub tree: Option<PathBuf>,
+    /// A tree with all of its source. That of the debug kernel has lost most of it.
+    pub source: Option<PathBuf>,
     /// How it was built.
     pub variant: Variant,
 }
@@ -90,6 +92,7 @@ impl Kernel {
             release: spec.release.clone(),
             vmlinuz: image.join("vmlinuz"),
             modules: image.join("lib/modules").join(&spec.release),
+            source: tree.clone(),
             tree,
             variant: Variant::Stock,
         }
@@ -104,6 +107,17 @@ impl Kernel {
         self.tree
             .as_deref()
             .with_context(|| format!("no module is built for kernel {}", self.release))
+    }
+
+    /// A tree with all of its source.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn source(&self) -> Result<&Path> {
+        self.source
+            .as_deref()
+            .with_context(|| format!("there is no source of kernel {}", self.release))
     }
 }
 

@@ -23,7 +23,12 @@ pub struct Modules {
     pub mockgpu: PathBuf,
     /// `vramio_plant.ko`, for the debug kernel.
     pub plant: Option<PathBuf>,
+    /// Storage drivers for tests (tests/storage).
+    pub storage: Vec<(&'static str, PathBuf)>,
 }
+
+/// The storage drivers' files.
+const STORAGE: [&str; 3] = ["vramio_nvme.ko", "vramio_netclient.ko", "vramio_odd.ko"];
 
 impl Modules {
     /// The modules' files, with their names.
@@ -33,6 +38,7 @@ impl Modules {
             ("vramio_mockgpu.ko", &self.mockgpu),
         ];
         files.extend(self.plant.as_deref().map(|file| ("vramio_plant.ko", file)));
+        files.extend(self.storage.iter().map(|(name, file)| (*name, &**file)));
         files
     }
 }
@@ -90,6 +96,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
             writable: false,
         },
         Bind {
+            path: kernel.source()?,
+            writable: false,
+        },
+        Bind {
             path: &repo,
             writable: false,
         },
@@ -110,6 +120,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
     if debug {
         make.arg(PLANT);
     }
+    let storage = flavour == Flavour::Plain;
+    if storage {
+        make.arg(assign("VRAMIO_SOURCE", kernel.source()?)?);
+    }
     let status = make
         .args(flavour.arguments())
         .arg("modules")
@@ -126,6 +140,10 @@ pub fn build(prepared: &Prepared, flavour: Flavour) -> Result<Modules> {
         vramio: out.join("vramio.ko"),
         mockgpu: out.join("vramio_mockgpu.ko"),
         plant: debug.then(|| out.join("vramio_plant.ko")),
+        storage: match storage {
+            true => STORAGE.map(|name| (name, out.join(name))).to_vec(),
+            false => Vec::new(),
+        },
     };
     for (_, module) in modules.files() {
         check(prepared, module)?;

@@ -51,6 +51,17 @@ impl Session {
         })
     }
 
+    /// The names in a directory, sorted.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn list(&self, path: &str) -> Result<Vec<String>, GuestError> {
+        self.call(Op::List {
+            path: path.to_owned(),
+        })
+    }
+
     /// Writes a small file.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ pub mod account;
 pub mod align;
 pub mod bars;
 pub mod gate;
+pub mod inflight;
 pub mod known;
 pub mod name;
 pub mod places;

@@ -13,6 +13,8 @@ pub enum ClientOp {
     Context {
         /// `strict`, `warn` or `allow`.
         policy: String,
+        /// Whether requests may go through another GPU's memory.
+        routing: bool,
     },
     /// Allocates CUDA memory → [`Memory`].
     Alloc {
@@ -162,6 +164,8 @@ pub struct Done {
     pub zeroed: u64,
     /// Bytes that the CPU wrote.
     pub uncovered: u64,
+    /// The GPU on the way.
+    pub via: Option<String>,
     /// The errno that ended it early, or 0.
     pub error: i32,
 }

@@ -75,9 +75,10 @@ fn context(number: u32) -> Result<Context, Failure> {
 pub fn run(op: ClientOp) -> Result<Value, Failure> {
     let mock = mock()?;
     match op {
-        ClientOp::Context { policy } => {
+        ClientOp::Context { policy, routing } => {
             let mut config = Config::default();
             config.policy = policy.parse::<Policy>().map_err(failure)?;
+            config.routing.enabled = routing;
             let context = Context::with_config(config).map_err(failed)?;
             to_value(keep(Thing::Context(context)))
         }
@@ -259,6 +260,7 @@ fn done(outcome: &Outcome) -> Done {
         moved: moved.collect(),
         zeroed: outcome.zeroed,
         uncovered: outcome.uncovered,
+        via: outcome.via.map(|gpu| gpu.to_string()),
         error: outcome.error.map_or(0, |errno| errno as i32),
     }
 }

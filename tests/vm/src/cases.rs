@@ -28,7 +28,9 @@ mod read;
 mod refuse;
 mod register;
 mod removal;
+mod routing;
 mod stack;
+mod storage;
 mod unfit;
 mod write;
 
@@ -59,11 +61,13 @@ pub fn all() -> Vec<Case> {
         broken::cases(),
         clients::cases(),
         cuda::cases(),
+        routing::cases(),
         planner::cases(),
         fuzz::cases(),
         merge::cases(),
         p2pdma::cases(),
         platform::cases(),
+        storage::cases(),
         allocation::cases(),
         detect::cases(),
         // The last of each machine.

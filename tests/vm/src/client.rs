@@ -65,8 +65,17 @@ pub struct Buffer {
 impl Client {
     /// A program in a session.
     pub fn new(session: &Session, policy: &str) -> Result<Self> {
+        Self::with(session, policy, false)
+    }
+
+    /// One whose requests may go through another GPU's memory.
+    pub fn routing(session: &Session, policy: &str) -> Result<Self> {
+        Self::with(session, policy, true)
+    }
+
+    fn with(session: &Session, policy: &str, routing: bool) -> Result<Self> {
         let policy = policy.to_owned();
-        let context = session.call(Op::Client(ClientOp::Context { policy }))?;
+        let context = session.call(Op::Client(ClientOp::Context { policy, routing }))?;
         Ok(Self {
             session: session.clone(),
             context,

@@ -20,6 +20,8 @@ pub const XFS: u32 = 3;
 /// Namespace id of a disk with blocks of 4096 bytes, in a machine of the kind
 /// `Removable`.
 pub const BLOCK_4K: u32 = 4;
+/// Namespace id of a disk on a controller of its own, in a machine of the kind `Storage`.
+pub const SECOND: u32 = 6;
 /// Serial number of the controller of these disks.
 pub const SERIAL: &str = "vramio0";
 
@@ -55,7 +57,8 @@ pub const SHARED_FILE: &str = "bios-256k.bin";
 pub enum Kind {
     /// GPU and drive below one switch; the drive has SGLs.
     Default,
-    /// The same, but the kernel uses PRPs.
+    /// The same, but the kernel uses PRPs, and the second GPU is on a root port of its own,
+    /// beyond a host bridge that the kernel does not trust.
     Prp,
     /// Each device on a root port, and a CPU whose host bridge the kernel
     /// trusts.
@@ -79,6 +82,11 @@ pub enum Kind {
     /// The first GPU and the drive below a switch, the second GPU beyond a host
     /// bridge that the kernel trusts, and an IOMMU that translates.
     Translated,
+    /// As the default one, and a second drive, for storage drivers that ask.
+    Storage,
+    /// The same, each device on a root port and behind an IOMMU that translates, and a
+    /// CPU whose host bridge the kernel trusts.
+    StorageTranslated,
     /// One of [`platform::TABLE`].
     Platform(usize),
 }
@@ -86,13 +94,15 @@ pub enum Kind {
 impl Kind {
     /// Those of the default lane that the debug kernel has all drivers for. It lacks
     /// most of what `Stacks` puts together.
-    pub const DEBUG: [Kind; 6] = [
+    pub const DEBUG: [Kind; 8] = [
         Kind::Default,
         Kind::Prp,
         Kind::HostBridge,
         Kind::Apart,
         Kind::Bounced,
         Kind::Translated,
+        Kind::Storage,
+        Kind::StorageTranslated,
     ];
 
     /// A name for test names.
@@ -108,6 +118,8 @@ impl Kind {
             Kind::Cmb => "cmb",
             Kind::CmbApart => "cmb-apart",
             Kind::Translated => "translated",
+            Kind::Storage => "storage",
+            Kind::StorageTranslated => "storage-translated",
             Kind::Platform(index) => platform::TABLE[index].name,
         }
     }
@@ -120,8 +132,9 @@ impl Kind {
             | Kind::Removable
             | Kind::Stacks
             | Kind::Translated
+            | Kind::Storage
             | Kind::Cmb => Path::DirectSwitch,
-            Kind::HostBridge => Path::DirectHostBridge,
+            Kind::HostBridge | Kind::StorageTranslated => Path::DirectHostBridge,
             Kind::Apart | Kind::Bounced | Kind::CmbApart => Path::None,
             Kind::Platform(index) => platform::TABLE[index].expected.path(),
         }
@@ -138,7 +151,10 @@ impl Kind {
         config.gpus = 2;
         match self {
             Kind::Default => {}
-            Kind::Prp => config.kernel_args.push("nvme.sgl_threshold=0".to_owned()),
+            Kind::Prp => {
+                config.topology = Topology::Split;
+                config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
+            }
             Kind::HostBridge => {
                 config.topology = Topology::RootPorts;
                 config.cpu = "EPYC".to_owned();
@@ -168,6 +184,14 @@ impl Kind {
                 // `translated_runs`); then a wrong merge would fail in the drive.
                 config.kernel_args.push("nvme.sgl_threshold=0".to_owned());
             }
+            Kind::Storage => config.disks.push(second()),
+            Kind::StorageTranslated => {
+                config.disks.push(second());
+                config.topology = Topology::RootPorts;
+                config.cpu = "EPYC".to_owned();
+                config.iommu = true;
+                config.kernel_args.push("intel_iommu=on".to_owned());
+            }
             Kind::Cmb => with_cmb(&mut config),
             Kind::CmbApart => {
                 with_cmb(&mut config);
@@ -177,6 +201,11 @@ impl Kind {
         }
         config
     }
+}
+
+/// A disk on a drive of its own.
+fn second() -> Disk {
+    Disk::new("second", SECOND, 512 << 20)
 }
 
 /// A drive with a controller memory buffer.

@@ -17,6 +17,7 @@ mod platform;
 mod refusal;
 mod rest;
 mod stack;
+mod storage;
 mod transfer;
 mod volume;
 

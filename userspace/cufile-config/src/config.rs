@@ -4,9 +4,10 @@
 
 use std::path::PathBuf;
 
+use vramio::routing::{Order, Step};
 use vramio::{Config, FileSystem, Key, Policy, Source};
 
-use crate::key::filesystem;
+use crate::key::{filesystem, ROUTES};
 use crate::load::{Cufile, Entry};
 use crate::value::Value;
 
@@ -27,6 +28,7 @@ impl Cufile {
         self.staging(&mut config);
         self.thresholds(&mut config);
         self.deny(&mut config);
+        self.routing(&mut config);
         config
     }
 
@@ -44,6 +46,38 @@ impl Cufile {
         } else if let Some(entry) = self.chosen("properties.allow_compat_mode") {
             put(config, Key::Policy, &entry.source, |config| {
                 config.policy = Policy::Strict;
+            });
+        }
+    }
+
+    /// Ways over several GPUs. Where they are on, and nothing is said of their order, it is
+    /// NVIDIA's.
+    fn routing(&self, config: &mut Config) {
+        let enabled = self.chosen("properties.rdma_dynamic_routing");
+        let order = self.chosen("properties.rdma_dynamic_routing_order");
+        if let Some(entry) = enabled {
+            put(config, Key::RoutingEnabled, &entry.source, |config| {
+                config.routing.enabled = true;
+            });
+        }
+        let Some(source) = order.or(enabled).map(|entry| &entry.source) else {
+            return;
+        };
+        let names: Vec<&str> = match order.map(|entry| &entry.value) {
+            Some(Value::Texts(names)) => names.iter().map(String::as_str).collect(),
+            _ => ROUTES.to_vec(),
+        };
+        let steps = names.into_iter().filter_map(|name| match name {
+            "GPU_MEM_NVLINKS" => Some(Step::Linked),
+            "GPU_MEM" => Some(Step::Peer),
+            "SYS_MEM" => Some(Step::Host),
+            "P2P" => Some(Step::HostBridge),
+            _ => None,
+        });
+        // No name comes twice: the file would be no good.
+        if let Ok(order) = Order::new(std::iter::once(Step::Switch).chain(steps)) {
+            put(config, Key::RoutingOrder, source, |config| {
+                config.routing.order = order;
             });
         }
     }

@@ -168,7 +168,7 @@ const fn hexadecimal(name: &'static str, usual: &'static str) -> Key {
     }
 }
 
-const ROUTES: &[&str] = &["GPU_MEM_NVLINKS", "GPU_MEM", "SYS_MEM", "P2P"];
+pub(crate) const ROUTES: &[&str] = &["GPU_MEM_NVLINKS", "GPU_MEM", "SYS_MEM", "P2P"];
 
 /// Requests of so many KiB and less on a file system don't go direct.
 const THRESHOLD: Kind = Kind::Number {
@@ -354,11 +354,11 @@ pub static KEYS: &[Key] = &[
         (1, 1024, 1),
         Effect::None(RDMA),
     ),
-    flag("properties.rdma_dynamic_routing", false, Effect::None(RDMA)),
+    flag("properties.rdma_dynamic_routing", false, Effect::Config),
     Key {
         name: "properties.rdma_dynamic_routing_order",
         kind: Kind::Choices(ROUTES),
-        effect: Effect::None(RDMA),
+        effect: Effect::Config,
         usual: Usual::Texts(ROUTES),
     },
     choice(

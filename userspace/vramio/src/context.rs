@@ -91,9 +91,12 @@ impl Context {
         } else {
             Err(Error::new(Operation::Configure, "the direct path").with_reason(Reason::Denied))
         };
+        // What is no good in it is an error whatever the machine.
+        let overrides = config.routing.overrides()?;
         let router = match &kmod {
             Ok(kmod) if config.routing.enabled => {
-                Some(Router::new(&config, kmod.clone(), Surroundings::OURS)?)
+                let around = Surroundings::OURS;
+                Some(Router::new(&config, overrides, kmod.clone(), around))
             }
             _ => None,
         };

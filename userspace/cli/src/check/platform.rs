@@ -9,7 +9,7 @@ use vramio::{Code, Context, PciAddress, Reason};
 use super::finding::{Finding, State};
 use super::{Answer, Usable};
 use crate::failure::Failure;
-use crate::machine::{self, drive, gpu, kernel, module, process, Root};
+use crate::machine::{self, callbacks, drive, gpu, kernel, module, process, Root};
 
 /// What is known of the machine.
 #[derive(Debug)]
@@ -82,6 +82,7 @@ fn look(root: &Root, topology: &Topology, release: &str, module: Code<Reason>) -
                     .chain(pairs.iter().flat_map(Pair::findings))
                     .collect(),
             ),
+            ("callbacks", callbacks::findings(root)),
             ("process", process::findings(root)),
         ],
         pairs,

@@ -2,6 +2,7 @@
 
 //! What the kernel's files say of the machine, as findings.
 
+pub mod callbacks;
 pub mod drive;
 pub mod gpu;
 pub mod kernel;

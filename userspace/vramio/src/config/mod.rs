@@ -18,7 +18,7 @@ use vramio_abi::Reason;
 use crate::error::{BadSetting, Error, Explanation, Operation};
 use crate::filesystem::FileSystem;
 use crate::policy::Policy;
-use crate::routing::Order;
+use crate::routing::{Order, Overrides};
 
 pub use key::{Key, Source};
 pub use value::parse_bytes;
@@ -149,6 +149,27 @@ pub struct Routing {
 impl Routing {
     /// Chunks of a bounce buffer.
     pub const SLOTS: usize = 4;
+
+    /// The order that counts: without routing, one DMA or host memory.
+    pub fn effective_order(&self) -> Order {
+        if self.enabled {
+            self.order.clone()
+        } else {
+            Order::off()
+        }
+    }
+
+    /// Reads the file of routes; there are none without routing, or without a file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Overrides::read`].
+    pub fn overrides(&self) -> Result<Overrides, Error> {
+        match &self.file {
+            Some(path) if self.enabled => Overrides::read(path),
+            _ => Ok(Overrides::default()),
+        }
+    }
 }
 
 impl Default for Routing {

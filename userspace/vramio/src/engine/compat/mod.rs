@@ -11,6 +11,7 @@
 //! each.
 
 mod cache;
+mod demote;
 mod pool;
 mod read;
 mod ring;

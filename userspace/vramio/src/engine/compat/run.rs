@@ -171,7 +171,7 @@ impl Run {
             Ok(hand) => hand,
             Err(fault) => return Err(self.fault(fault)),
         };
-        let Some(place) = hand.place() else {
+        let Some(place) = hand.place(workers > 0) else {
             return Err(error(&self.job, Errno::ENOMEM));
         };
         let place = self.place.get_or_init(|| place);
@@ -564,10 +564,11 @@ impl<'r> Hand<'r> {
         })
     }
 
-    /// The staging buffer, as the place of all parts; `None`, if there is none.
-    fn place(&mut self) -> Option<Place> {
+    /// The staging buffer, as the place of all parts, which several threads read or not;
+    /// `None`, if there is none.
+    fn place(&mut self, shared: bool) -> Option<Place> {
         let slab = self.lease.as_mut().and_then(Lease::slab)?;
-        Some(Place::new(slab.at(0)))
+        Some(Place::new(slab.at(0), shared))
     }
 
     /// Lets the copy engine have the parts that were read.

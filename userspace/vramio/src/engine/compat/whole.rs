@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::cache::{residency, Residency};
+use super::demote::demote;
 use super::error;
 use super::read::{nowait, read_into, Wait};
 use super::run::{Piece, Run};
@@ -21,6 +22,8 @@ use crate::outcome::Direction;
 #[derive(Debug)]
 pub(super) struct Place {
     start: *mut u8,
+    /// Whether several threads write to it.
+    shared: bool,
     /// What was read, and is to be copied.
     parts: Mutex<Vec<Piece>>,
     /// Whether there is something, for who looks without the lock.
@@ -34,10 +37,12 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
-    /// The start of a staging buffer that holds the whole request.
-    pub(super) fn new(start: *mut u8) -> Self {
+    /// The start of a staging buffer that holds the whole request, and whether several threads
+    /// read into it.
+    pub(super) fn new(start: *mut u8, shared: bool) -> Self {
         Place {
             start,
+            shared,
             parts: Mutex::default(),
             any: AtomicBool::new(false),
         }
@@ -122,6 +127,9 @@ pub(super) fn part(run: &Run, place: &Place, piece: Piece) {
         Err(errno) => return run.fail(piece.at, error(&run.job, errno)),
     };
     if bytes > 0 {
+        if place.shared {
+            demote(place.at(piece.at), bytes as usize);
+        }
         place.add(Piece {
             len: bytes,
             ..piece

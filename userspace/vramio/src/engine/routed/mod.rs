@@ -166,28 +166,20 @@ fn passes_by(reason: Code<Reason>) -> bool {
 
 impl Router {
     /// With the engine that reaches the GPUs.
-    ///
-    /// # Errors
-    ///
-    /// The file of routes can't be read, or is no good.
     pub(crate) fn new(
         config: &Config,
+        overrides: Overrides,
         direct: Arc<dyn Engine + Send + Sync>,
         around: Surroundings,
-    ) -> Result<Self, Error> {
-        let routing = config.routing.clone();
-        let overrides = match &routing.file {
-            Some(path) => Overrides::read(path)?,
-            None => Overrides::default(),
-        };
-        Ok(Router {
+    ) -> Self {
+        Router {
             direct,
             around,
-            routing,
+            routing: config.routing.clone(),
             overrides,
             wait: config.staging_wait,
             state: Mutex::default(),
-        })
+        }
     }
 
     /// The engine that reaches the GPUs.

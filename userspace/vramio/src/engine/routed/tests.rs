@@ -243,7 +243,8 @@ impl Setup {
         config.routing.chunk_bytes = CHUNK as usize;
         config.routing.bytes = CHUNK as usize * Routing::SLOTS;
         change(&mut config);
-        let router = Router::new(&config, direct.clone(), AROUND).expect("a router");
+        let overrides = config.routing.overrides().expect("good routes");
+        let router = Router::new(&config, overrides, direct.clone(), AROUND);
         let context = Context::with_router(config, Some(router));
         let file = File::open_with(&context, &path, &options).expect("it opens");
         Setup {
