@@ -9,8 +9,9 @@
 #
 # All three without a name. SIZE: the benchmark's file, MiB (8192); MODEL: the model, MiB
 # (4096); ROUNDS: how often each thing is measured (3); OUT: where the results go as JSON;
-# VRAMIO_TEST_DIR: where the files are made (/tmp). MOCK=DIRECTORY: not on GPUs, but on the
-# mock of CUDA's driver (libcuda.so) there.
+# SWEEP=1: threads and staging buffers of other sizes, too; VRAMIO_TEST_DIR: where the files
+# are made (/tmp). MOCK=DIRECTORY: not on GPUs, but on the mock of CUDA's driver (libcuda.so)
+# there.
 set -u
 
 dir=$1
@@ -41,14 +42,16 @@ for part in "$@"; do
 	test)
 		# What needs the mock has a name that says so.
 		if [ -n "$MOCK" ]; then
-			timeout $limit "$dir/test-gpus"
+			# They look for the mock beside them.
+			cp "$dir/test-gpus" "$MOCK/libcuda.so" "$files"
+			VRAMIO_TEST_DIR=$files timeout $limit "$files/test-gpus"
 		else
 			VRAMIO_TEST_GPU=1 VRAMIO_TEST_DIR=$files timeout $limit "$dir/test-gpus" --skip mock_
 		fi
 		;;
 	bench)
 		timeout $limit "$dir/vramio-bench-gpu2" --file "$files/bench" --size "$SIZE" \
-			--rounds "$ROUNDS" --json "$OUT/bench.json"
+			--rounds "$ROUNDS" --json "$OUT/bench.json" ${SWEEP:+--sweep}
 		;;
 	load)
 		timeout $limit python3 "$dir/load.py" --vramio "$dir/vramio" --file "$files/model" \

@@ -4,7 +4,7 @@
 //! with its callbacks on.
 
 use crate::context::Context;
-use crate::fleet;
+use crate::fleet::{self, Kind};
 use crate::rest::figure;
 use crate::volume::Volume;
 use anyhow::{bail, Context as _, Result};
@@ -21,6 +21,14 @@ pub const SHOWN: &str = "/sys/kernel/debug/vramio/storage_callbacks";
 pub const MOUNT: &str = "/mnt/second";
 /// How long a driver may take.
 const BOUND: Duration = Duration::from_secs(20);
+
+/// Namespace id of the disk on the drive that is given to the driver with the hook.
+pub fn nsid(context: &Context<'_>) -> u32 {
+    match context.kind {
+        Kind::Stacks => fleet::MEMBERS[3],
+        _ => fleet::SECOND,
+    }
+}
 
 /// Loads vramio anew, with its callbacks on or off. Nobody has it open.
 pub fn load_vramio(session: &Session, parameters: &str) -> Result<()> {
@@ -75,7 +83,7 @@ pub fn bind(session: &Session, address: &str, driver: &str) -> Result<()> {
 /// The second drive's disk, once it is there.
 pub fn wait_for_disk(context: &Context<'_>) -> Result<()> {
     let start = Instant::now();
-    while let Err(error) = context.vm.device(fleet::SECOND) {
+    while let Err(error) = context.vm.device(nsid(context)) {
         if start.elapsed() > BOUND {
             return Err(error);
         }
@@ -91,7 +99,7 @@ pub fn load_driver(context: &Context<'_>) -> Result<()> {
     if loaded.iter().any(|name| name == DRIVER) {
         return Ok(());
     }
-    let serial = &context.vm.disk(fleet::SECOND)?.serial;
+    let serial = &context.vm.disk(nsid(context))?.serial;
     let address = address(&session, serial)?;
     session.insmod(&format!("/{MODULE_DIR}/{DRIVER}.ko"), "")?;
     bind(&session, &address, DRIVER)?;
@@ -113,6 +121,17 @@ pub fn prepare(context: &Context<'_>) -> Result<()> {
     set(&session, "rounds", 0)
 }
 
+/// All is as it was before [`prepare`]: the drive has the stock driver, and vramio answers
+/// nobody.
+pub fn restore(context: &Context<'_>) -> Result<()> {
+    let session = context.vm.guest.session();
+    let address = address(&session, &context.vm.disk(nsid(context))?.serial)?;
+    unload(&session, DRIVER)?;
+    bind(&session, &address, "nvme")?;
+    wait_for_disk(context)?;
+    load_vramio(&session, "")
+}
+
 /// Sets a parameter of the driver with the hook.
 pub fn set(session: &Session, parameter: &str, value: u64) -> Result<()> {
     let path = format!("/sys/module/{DRIVER}/parameters/{parameter}");
@@ -121,7 +140,7 @@ pub fn set(session: &Session, parameter: &str, value: u64) -> Result<()> {
 
 /// The second drive without a file system.
 pub fn raw(context: &Context<'_>) -> Result<Volume> {
-    Volume::disk(fleet::SECOND, context)
+    Volume::disk(nsid(context), context)
 }
 
 /// A new ext4 on the second drive.

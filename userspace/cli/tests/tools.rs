@@ -166,6 +166,20 @@ fn a_model_is_loaded_and_compared() {
         assert_eq!(tensor["gpu"], if first { "gpu:1" } else { "gpu:0" });
     }
 
+    // More GPUs than tensors; and fewer than are named.
+    let over = |gpus, devices| {
+        let args = [&allow[..], &["--gpu", gpus, "--verify"]].concat();
+        Run::of(vramio(&args).env("MOCK_CUDA_DEVICES", devices))
+    };
+    let run = over("4,3,2,1,0", "5");
+    for part in [
+        "-> gpu:4 gpu:3 gpu:2 gpu:1 gpu:0\n",
+        "tensors: 4, 174097 bytes",
+    ] {
+        assert!(run.stdout.contains(part), "no {part:?} in {}", run.stdout);
+    }
+    over("0,1", "1").fails(1, "CUDA device 1");
+
     let text = Run::of(&mut vramio(&allow));
     for part in [
         "tensors: 4, 174097 bytes, requests: 1",

@@ -112,7 +112,7 @@ impl Cufile {
         }
     }
 
-    /// The pool of host memory: as much in all, in buffers of the largest size.
+    /// The pool of host memory: as much in all for each GPU, in buffers of the largest size.
     fn staging(&self, config: &mut Config) {
         let (sizes, counts) = crate::load::POOLS[0];
         let Some(entry) = self.chosen(counts).or_else(|| self.chosen(sizes)) else {

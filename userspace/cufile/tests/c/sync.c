@@ -544,22 +544,22 @@ static void *serve_a_gpu(void *argument)
 	CUcontext turns[] = { NULL, own, context_of(1 - device) };
 	for (int turn = 0; turn < 6; turn++) {
 		CUDA(cuCtxSetCurrent(own));
-		void *memory = vram(MIB);
+		void *memory = vram(200 * KIB);
 		int fd = make(name, 1, SEED, 0);
 		CUDA(cuCtxSetCurrent(turns[turn % 3]));
 		CUfileHandle_t file;
 		STAYS(file = handle_of(fd));
 		if (turn >= 3)
-			STAYS(OK(cuFileBufRegister(memory, MIB, 0)));
+			STAYS(OK(cuFileBufRegister(memory, 200 * KIB, 0)));
 		STAYS(IS(cuFileRead(shared, memory, 4097, 1, 77), 4097));
-		STAYS(IS(cuFileRead(shared, memory, MIB, 0, 0), MIB));
-		STAYS(IS(cuFileWrite(file, memory, MIB, 0, 0), MIB));
-		file_holds(fd, MIB, 0, SEED);
+		STAYS(IS(cuFileRead(shared, memory, 200 * KIB, 0, 0), 200 * KIB));
+		STAYS(IS(cuFileWrite(file, memory, 200 * KIB, 0, 0), 200 * KIB));
+		file_holds(fd, 200 * KIB, 0, SEED);
 		if (turn >= 3)
 			STAYS(OK(cuFileBufDeregister(memory)));
 		STAYS(cuFileHandleDeregister(file));
 		CUDA(cuCtxSetCurrent(own));
-		holds(memory, MIB, 0, SEED);
+		holds(memory, 200 * KIB, 0, SEED);
 		CUDA(cuMemFree_v2((CUdeviceptr)(uintptr_t)memory));
 		close(fd);
 	}
@@ -569,7 +569,7 @@ static void *serve_a_gpu(void *argument)
 static void memory_of_one_gpu_is_served_while_the_other_is_current(void)
 {
 	CUDA(cuInit(0));
-	shared = handle_of(make("file", MIB, SEED, 0));
+	shared = handle_of(make("file", 200 * KIB, SEED, 0));
 	pthread_t threads[4];
 	for (intptr_t i = 0; i < 4; i++)
 		IS(pthread_create(&threads[i], NULL, serve_a_gpu, (void *)i), 0);

@@ -37,6 +37,9 @@ struct Args {
     /// Where to write what was found, as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Try staging buffers and threads of other sizes, too.
+    #[arg(long)]
+    sweep: bool,
     /// Only say how many GPUs there are; an error if there are fewer than two.
     #[arg(long)]
     check: bool,
@@ -90,6 +93,9 @@ fn run(args: &Args, version: i32) -> Result<Table> {
     let pair = Pair::new(&args.file, args.size * MIB)?;
     pair.run(&mut table)?;
     processes::run(&args.file, args.size, &mut table)?;
+    if args.sweep {
+        pair.sweep(&mut table)?;
+    }
     peers::run(&pair, &mut table)?;
     table.conclude();
     Ok(table)

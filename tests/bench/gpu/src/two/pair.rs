@@ -201,6 +201,45 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// The reads with staging buffers and threads of other sizes: one GPU, and both at once.
+    pub fn sweep(&self, table: &mut Table) -> Result<()> {
+        table.part("threads, and MiB of a staging buffer");
+        for threads in [4, 6, 8, 12] {
+            for slab in [1, 2, 4, 8, 16] {
+                let context = context_with(|config| {
+                    config.threads = threads;
+                    config.slab_bytes = slab << 20;
+                })?;
+                let file = File::open(&context, &self.path)?;
+                let buffer = |side: &Side| {
+                    // SAFETY: The memory lives as long as the side, and nothing else uses it.
+                    unsafe { GpuBuffer::from_cuda(&context, side.memory.address(), side.len) }
+                };
+                let buffers = [buffer(&self.sides[0])?, buffer(&self.sides[1])?];
+                let read = |number: usize| {
+                    let side = &self.sides[number];
+                    let outcome = file.read_at(&buffers[number], side.at, 0, side.len)?;
+                    ensure!(outcome.bytes == side.len, "{outcome:?}");
+                    Ok(())
+                };
+                let half = self.sides[0].len;
+                table.best(&mut [
+                    (
+                        &format!("{threads} x {slab}, GPU 0 alone"),
+                        half,
+                        &mut || timed(|| read(0)),
+                    ),
+                    (&format!("{threads} x {slab}, both"), 2 * half, &mut || {
+                        together([&mut || read(0), &mut || read(1)])
+                    }),
+                ])?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Measures one thing.
 pub fn timed(work: impl FnOnce() -> Result<()>) -> Result<Found> {
     let (begin, cpu) = (Instant::now(), cpu_seconds());

@@ -62,22 +62,23 @@ fn routed(pair: &Pair, table: &mut Table) -> Result<()> {
             config.routing.enabled = true;
             config.routing.file = Some(routes.clone());
             config.routing.chunk_bytes = chunk as usize;
+            config.routing.bytes = chunk as usize * CudaPeer::SLOTS;
         })?;
         // SAFETY: The memory lives as long as the side, and nothing else uses it now.
         let buffer = unsafe { GpuBuffer::from_cuda(&context, one.memory.address(), one.len) }?;
         Ok((vramio::File::open(&context, &pair.path)?, buffer))
     };
-    let result = [way(4 * MIB), way(16 * MIB)];
+    let result = [way(4 * MIB), way(16 * MIB), way(64 * MIB)];
     let _ = std::fs::remove_file(&routes);
-    let [small, large] = result;
-    let (small, large) = (small?, large?);
+    let [small, middle, large] = result;
+    let (small, middle, large) = (small?, middle?, large?);
     let read = |(file, buffer): &(vramio::File, GpuBuffer)| {
         let outcome = file.read_at(buffer, one.at, 0, one.len)?;
         ensure!(outcome.bytes == one.len, "{outcome:?}");
         ensure!(outcome.via == zero.gpu.address(), "{outcome:?}");
         Ok(())
     };
-    for way in [&small, &large] {
+    for way in [&small, &middle, &large] {
         one.poison()?;
         read(way)?;
         one.verify(&pair.path)?;
@@ -88,6 +89,11 @@ fn routed(pair: &Pair, table: &mut Table) -> Result<()> {
         (ROUTED, one.len, &mut || timed(|| read(&small))),
         (
             "vramio by way of GPU 0, file of routes, 16 MiB",
+            one.len,
+            &mut || timed(|| read(&middle)),
+        ),
+        (
+            "vramio by way of GPU 0, file of routes, 64 MiB",
             one.len,
             &mut || timed(|| read(&large)),
         ),

@@ -24,6 +24,8 @@ pub fn child(device: u32, path: &Path, size: u64) -> Result<()> {
     let half = size / 2;
     let side = Side::new(&context, device, half * u64::from(device), half)?;
     let file = File::open(&context, path)?;
+    // As in one process, where each GPU was read into before: staging buffers are made.
+    side.read(&file)?;
     side.poison()?;
     println!("ready");
     for line in std::io::stdin().lines() {

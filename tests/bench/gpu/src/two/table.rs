@@ -17,10 +17,10 @@ pub struct Table {
 }
 
 /// What is to be measured: its name, how many bytes it moves, and what does it.
-type Work<'a> = (&'static str, u64, &'a mut dyn FnMut() -> Result<Found>);
+type Work<'a> = (&'a str, u64, &'a mut dyn FnMut() -> Result<Found>);
 
 struct Row {
-    name: &'static str,
+    name: String,
     bytes: u64,
     found: Found,
 }
@@ -57,8 +57,9 @@ impl Table {
     }
 
     /// Adds what was found of something that moved so many bytes.
-    pub fn add(&mut self, name: &'static str, bytes: u64, found: Found) {
+    pub fn add(&mut self, name: &str, bytes: u64, found: Found) {
         found.rate(name, bytes);
+        let name = name.to_owned();
         self.rows.push(Row { name, bytes, found });
     }
 
