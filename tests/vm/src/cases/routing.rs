@@ -10,6 +10,7 @@ use crate::fleet::{self, Kind};
 use crate::lane::Case;
 use crate::transfer::Target;
 use anyhow::{anyhow, ensure, Result};
+use serde_json::Value;
 use vramio_abi::{Certainty, Path, Reason};
 use vramio_guest::client::{ClientOp, Done, Transfer};
 use vramio_guest::pattern;
@@ -36,6 +37,7 @@ pub fn cases() -> Vec<Case> {
         case("off", off),
         case("copy-fails", copy_fails),
         case("near-gpu-gone", near_gpu_gone),
+        case("forecast", forecast),
     ]
 }
 
@@ -95,17 +97,17 @@ impl Far {
     }
 }
 
+/// The PCI function of a test GPU.
+fn address(context: &Context<'_>, node: &str) -> Result<String> {
+    let gpu = RemoteGpu::open_node(&context.session, node)?;
+    let info = gpu.info()?.ok(|_| 0)?;
+    gpu.close()?;
+    Ok(crate::rest::name(info.domain, info.devid))
+}
+
 /// All of it went by the near GPU, and it says why.
 fn routed(context: &Context<'_>, done: &Done, bytes: u64) -> Result<()> {
-    let near = RemoteGpu::open(&context.session)?;
-    let devid = near.info()?.ok(|_| 0)?.devid;
-    near.close()?;
-    let address = format!(
-        "0000:{:02x}:{:02x}.{}",
-        devid >> 8,
-        devid >> 3 & 0x1f,
-        devid & 7
-    );
+    let address = address(context, "/dev/mockgpu0")?;
     ensure!(
         done.bytes == bytes
             && done.path == Path::Routed.name()
@@ -275,4 +277,48 @@ fn near_gpu_gone(context: &mut Context<'_>) -> Result<()> {
     let done = done(far.client.transfer(far.request(false))?)?;
     routed(context, &done, far.size)?;
     far.arrived(context)
+}
+
+/// What the command says beforehand is what requests do.
+fn forecast(context: &mut Context<'_>) -> Result<()> {
+    let (near, far) = (
+        address(context, "/dev/mockgpu0")?,
+        address(context, "/dev/mockgpu1")?,
+    );
+    let disk = context.vm.device(fleet::RAW)?;
+    let ask = |switch: &str, args: &[&str]| -> Result<Value> {
+        let routing = format!("VRAMIO_ROUTING_ENABLED={switch}");
+        let mut command = vec![
+            "env",
+            "LD_LIBRARY_PATH=/usr/lib/mock-cuda",
+            &routing,
+            "vramio",
+        ];
+        command.extend(args);
+        let ended = context.session.exec(&command)?;
+        Ok(serde_json::from_str(&ended.stdout)?)
+    };
+    for (switch, kind) in [("true", "peer"), ("false", "host")] {
+        let via = |way: &Value| way["takes"]["via"].as_str() == Some(&near);
+        let all = ask(switch, &["check", "-t", "--json"])?;
+        let pairs = all["routing"]["pairs"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let of = |gpu: &str| pairs.iter().find(|pair| pair["gpu"] == gpu).cloned();
+        let direct = of(&near).ok_or_else(|| anyhow!("no {near} in {all}"))?;
+        ensure!(direct["takes"]["kind"] == "switch", "{direct}");
+        let file = ask(switch, &["explain", &disk, "--gpu", "1", "--json"])?;
+        for way in [of(&far).unwrap_or_default(), file["routing"].clone()] {
+            ensure!(
+                way["takes"]["kind"] == kind && via(&way) == (kind == "peer"),
+                "{switch}: {way}"
+            );
+            let others = way["others"].as_array().cloned().unwrap_or_default();
+            let reason = |reason: Reason| others.iter().any(|way| way["reason"] == reason.name());
+            ensure!(reason(Reason::HostBridge), "{way}");
+            ensure!(reason(Reason::RoutingOff) == (kind == "host"), "{way}");
+        }
+    }
+    Ok(())
 }
