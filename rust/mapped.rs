@@ -90,7 +90,7 @@ pub(crate) unsafe fn init() {
 pub(crate) fn make_room() -> Result {
     let mut slots = KVVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
     for _ in 0..MAPPINGS {
-        slots.push(Slot::new(), GFP_KERNEL)?;
+        slots.push(Slot::empty(), GFP_KERNEL)?;
     }
     let table = Table::new(slots);
     *MAPPED.lock() = Some(table);
