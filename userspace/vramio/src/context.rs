@@ -93,6 +93,7 @@ impl Context {
         };
         // What is no good in it is an error whatever the machine.
         let overrides = config.routing.overrides()?;
+        let relay = Relay::new(&config, &overrides);
         let router = match &kmod {
             Ok(kmod) if config.routing.enabled => {
                 let around = Surroundings::OURS;
@@ -100,7 +101,6 @@ impl Context {
             }
             _ => None,
         };
-        let relay = Relay::new(&config)?;
         let p2pdma = may(DirectEngine::Kmod).then(P2pdma::new);
         Ok(Context {
             inner: Arc::new(Inner {

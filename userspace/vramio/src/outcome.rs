@@ -477,6 +477,47 @@ mod tests {
         assert_eq!((mixed.moved.direct(), mixed.zeroed), (510, 5));
     }
 
+    /// What went by another GPU's memory is no direct byte, and not through host memory: a cap
+    /// takes from it after that, and before what is direct.
+    #[test]
+    fn routed_bytes_stand_between_direct_and_host_memory() {
+        let gpu = "0000:03:00.0".parse().expect("an address");
+        let part = |path| Outcome::of_path(path, Certainty::Consistent, 100);
+        let routed = part(Path::DirectSwitch).routed(gpu, Reason::HostBridge.into());
+        assert_eq!((routed.path, routed.via), (Path::Routed.into(), Some(gpu)));
+        assert_eq!(
+            (routed.moved.by(Path::Routed), routed.moved.direct()),
+            (100, 0)
+        );
+        assert_eq!(routed.reason, Reason::HostBridge);
+        assert_eq!(routed.certainty, Certainty::Consistent);
+        // The drive's part has more to say, and is no more certain afterwards.
+        let mut filled = part(Path::DirectSwitch);
+        filled.certainty = Certainty::Refuted.into();
+        filled.reason = Reason::CpuFilled.into();
+        filled.uncovered = 40;
+        let filled = filled.routed(gpu, Reason::HostBridge.into());
+        assert_eq!(
+            (filled.reason, filled.uncovered),
+            (Reason::CpuFilled.into(), 40)
+        );
+        assert_eq!(filled.certainty, Certainty::Refuted);
+        let nothing = Outcome::nothing().routed(gpu, Reason::HostBridge.into());
+        assert_eq!((nothing.path, nothing.via), (Path::None.into(), None));
+
+        let mut sum = part(Path::DirectSwitch);
+        sum.append(&routed);
+        assert_eq!((sum.path, sum.via), (Path::Routed.into(), Some(gpu)));
+        sum.append(&part(Path::CompatDirect));
+        assert_eq!(sum.path, Path::CompatDirect);
+        let by = |sum: Outcome| {
+            [Path::DirectSwitch, Path::Routed, Path::CompatDirect].map(|path| sum.moved.by(path))
+        };
+        assert_eq!(by(sum.capped(250)), [100, 100, 50]);
+        assert_eq!(by(sum.capped(150)), [100, 50, 0]);
+        assert_eq!(by(sum.capped(50)), [50, 0, 0]);
+    }
+
     #[test]
     fn verdict_knows_what_is_not_known() {
         let probe = VramioProbe {

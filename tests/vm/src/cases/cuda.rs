@@ -667,7 +667,7 @@ fn exit_in_flight(context: &mut Context<'_>, way: Way) -> Result<()> {
 }
 
 /// Unbinds the first GPU's driver, does something, and binds it again.
-fn unbound(
+pub(super) fn unbound(
     context: &mut Context<'_>,
     act: impl FnOnce(&mut Context<'_>) -> Result<()>,
 ) -> Result<()> {
@@ -686,7 +686,7 @@ fn unbound(
 }
 
 /// Does something in a session of its own, which ends in any case.
-fn in_session(
+pub(super) fn in_session(
     context: &mut Context<'_>,
     act: impl FnOnce(&mut Context<'_>, &Session) -> Result<()>,
 ) -> Result<()> {

@@ -3,7 +3,7 @@
 //! A GPU that the drive does not reach, and one below the drive's switch: requests on the
 //! memory of the first go through that of the second.
 
-use super::cuda::{all_compat, Setup};
+use super::cuda::{all_compat, in_session, unbound, Setup};
 use crate::client::{self, done, refused, Buffer, Client};
 use crate::context::Context;
 use crate::fleet::{self, Kind};
@@ -16,6 +16,7 @@ use vramio_guest::pattern;
 use vramio_guest::protocol::Op;
 use vramio_qemu::filesystem::FileSystem;
 use vramio_qemu::oracle::{account, first_difference, Flow, Place, POISON};
+use vramio_qemu::remote::RemoteGpu;
 
 const MIB: u64 = 1 << 20;
 /// Some chunks of a bounce buffer, and a part of one.
@@ -34,6 +35,7 @@ pub fn cases() -> Vec<Case> {
         case("there-and-back", there_and_back),
         case("off", off),
         case("copy-fails", copy_fails),
+        case("near-gpu-gone", near_gpu_gone),
     ]
 }
 
@@ -95,8 +97,9 @@ impl Far {
 
 /// All of it went by the near GPU, and it says why.
 fn routed(context: &Context<'_>, done: &Done, bytes: u64) -> Result<()> {
-    let near = vramio_qemu::remote::RemoteGpu::open_node(&context.session, "/dev/mockgpu0")?;
+    let near = RemoteGpu::open(&context.session)?;
     let devid = near.info()?.ok(|_| 0)?.devid;
+    near.close()?;
     let address = format!(
         "0000:{:02x}:{:02x}.{}",
         devid >> 8,
@@ -236,4 +239,40 @@ fn copy_fails(context: &mut Context<'_>) -> Result<()> {
         ensure!(copies > 2, "{copies} copies");
     }
     crate::rest::at_rest(context, &[])
+}
+
+/// The near GPU's driver goes: what is under way is told so, and from then on it is as if the
+/// GPU were not there; a new program is routed when it is back.
+fn near_gpu_gone(context: &mut Context<'_>) -> Result<()> {
+    for policy in ["strict", "allow"] {
+        in_session(context, |context, session| {
+            let far = Far::new(context, Client::routing(session, policy)?)?;
+            let request = far.request(false);
+            routed(context, &done(far.client.transfer(request)?)?, far.size)?;
+            unbound(context, |context| {
+                let result = [Reason::ProviderGone, Reason::HostBridge]
+                    .into_iter()
+                    .try_for_each(|reason| {
+                        far.buffer.poison(context, FAR)?;
+                        let before = far.client.counted(reason)?;
+                        let answer = far.client.transfer(request)?;
+                        if policy == "strict" {
+                            refused(&answer, reason)?;
+                        } else {
+                            all_compat(&done(answer)?, far.size, reason)?;
+                            far.arrived(context)?;
+                        }
+                        let counted = far.client.counted(reason)?;
+                        ensure!(counted == before + 1, "{} is not counted", reason.name());
+                        Ok(())
+                    });
+                session.end()?;
+                result
+            })
+        })?;
+    }
+    let far = Far::new(context, Client::routing(&context.session, "strict")?)?;
+    let done = done(far.client.transfer(far.request(false))?)?;
+    routed(context, &done, far.size)?;
+    far.arrived(context)
 }

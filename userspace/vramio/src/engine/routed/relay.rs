@@ -38,31 +38,16 @@ type Pools = BTreeMap<(i32, PciAddress), Option<Arc<Pool>>>;
 
 impl Relay {
     /// `None`, if nothing is to go this way.
-    ///
-    /// # Errors
-    ///
-    /// The file of routes can't be read, or is no good.
-    pub(crate) fn new(config: &Config) -> Result<Option<Self>, Error> {
-        let Some(path) = config
-            .routing
-            .file
-            .as_ref()
-            .filter(|_| config.routing.enabled)
-        else {
-            return Ok(None);
-        };
-        let overrides = Overrides::read(path)?;
+    pub(crate) fn new(config: &Config, overrides: &Overrides) -> Option<Self> {
         let relayed = |via| matches!(via, Via::HostAndGpu(_));
-        if !overrides.0.iter().any(|route| relayed(route.via)) {
-            return Ok(None);
-        }
-        Ok(Some(Relay {
+        let mut routes = overrides.0.iter();
+        routes.any(|route| relayed(route.via)).then(|| Relay {
             by_drive: overrides.0.iter().any(|route| route.drive != Whose::Every),
-            overrides,
+            overrides: overrides.clone(),
             routing: config.routing.clone(),
             wait: config.staging_wait,
             pools: Mutex::default(),
-        }))
+        })
     }
 
     /// Carries out a request that is to go this way; others give `None`, and those, too, that
