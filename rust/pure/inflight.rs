@@ -31,12 +31,6 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> Default for Slot<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// Why nothing was put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
