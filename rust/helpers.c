@@ -613,22 +613,22 @@ void vramio_uring_in_task(struct io_uring_cmd *cmd)
 
 /* --- storage drivers' callbacks --- */
 
-void vramio_spin_init(spinlock_t *lock)
+void vramio_spin_init(raw_spinlock_t *lock)
 {
-	spin_lock_init(lock);
+	raw_spin_lock_init(lock);
 }
 
-unsigned long vramio_spin_lock(spinlock_t *lock)
+unsigned long vramio_spin_lock(raw_spinlock_t *lock)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(lock, flags);
+	raw_spin_lock_irqsave(lock, flags);
 	return flags;
 }
 
-void vramio_spin_unlock(spinlock_t *lock, unsigned long flags)
+void vramio_spin_unlock(raw_spinlock_t *lock, unsigned long flags)
 {
-	spin_unlock_irqrestore(lock, flags);
+	raw_spin_unlock_irqrestore(lock, flags);
 }
 
 bool vramio_in_task(void)

@@ -12,9 +12,10 @@ use core::{
 };
 use kernel::{bindings, types::Opaque};
 
-/// A value, and its lock. Made in a static.
+/// A value, and its lock: a raw one, since an interrupt of any kind may want it. Made in a
+/// static.
 pub(crate) struct IrqLock<T> {
-    lock: Opaque<bindings::spinlock_t>,
+    lock: Opaque<bindings::raw_spinlock_t>,
     value: UnsafeCell<T>,
 }
 

@@ -90,7 +90,7 @@ pub(crate) unsafe fn init() {
 pub(crate) fn make_room() -> Result {
     let mut slots = KVVec::with_capacity(MAPPINGS, GFP_KERNEL)?;
     for _ in 0..MAPPINGS {
-        slots.push(Slot::new(), GFP_KERNEL)?;
+        slots.push(Slot::empty(), GFP_KERNEL)?;
     }
     let table = Table::new(slots);
     *MAPPED.lock() = Some(table);
@@ -136,14 +136,16 @@ impl Mapping {
         match &self.what {
             // SAFETY: The device that it was mapped for, whose driver is calling.
             What::Request(pieces) => unsafe { pieces.unmap(self.dev, self.direction) },
-            // SAFETY: As above; the list is the driver's, as it was mapped.
             &What::List {
                 list,
                 entries,
                 attrs,
-            } => unsafe {
-                bindings::dma_unmap_sg_attrs(self.dev, list, entries, self.direction, attrs)
-            },
+            } => {
+                // SAFETY: As above; the list is the driver's, as it was mapped.
+                unsafe {
+                    bindings::dma_unmap_sg_attrs(self.dev, list, entries, self.direction, attrs)
+                }
+            }
         }
         count(Counter::Unmapped, 1);
         self.leave();
@@ -166,7 +168,7 @@ impl Pieces {
         if self.by_bus {
             return;
         }
-        let attrs = sys::VRAMIO_CONST_DMA_ATTR_MMIO as usize;
+        let attrs = sys::VRAMIO_CONST_DMA_ATTR_MMIO;
         // SAFETY: Per the contract; the state and the pieces are those of the mapping.
         unsafe {
             if sys::vramio_uses_iova(&self.state) {

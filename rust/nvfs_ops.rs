@@ -241,9 +241,9 @@ unsafe fn start(
         }),
     };
     // Room first: what is mapped must be found again.
-    // SAFETY: `whose_request()` stayed inside.
     mapping
         .insert(key)
+        // SAFETY: We are inside by `whose`, and leave once.
         .inspect_err(|_| unsafe { leave(buffer) })?;
     let mut state = bindings::dma_iova_state::default();
     // SAFETY: Per the contract; the state is kept with the mapping.
@@ -459,9 +459,9 @@ unsafe fn map_list(
             attrs,
         },
     };
-    // SAFETY: `whose()` stayed inside.
     mapping
         .insert(key)
+        // SAFETY: We are inside by `whose`, and leave once.
         .inspect_err(|_| unsafe { leave(buffer) })?;
     // SAFETY: Per the contract; we are inside the gate.
     let mapped = unsafe { bindings::dma_map_sg_attrs(dev, list, entries, direction, attrs) };

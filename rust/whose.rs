@@ -158,8 +158,8 @@ pub(crate) unsafe fn leave(buffer: NonNull<Buffer>) {
 /// `request` is a live request.
 pub(crate) unsafe fn whose_request(request: *mut bindings::request) -> Result<Whose, No> {
     // SAFETY: Per the contract.
-    let whose =
-        whose(&|context, see| unsafe { sys::vramio_rq_each_run(request, context, Some(see)) })?;
+    let visit = |context, see| unsafe { sys::vramio_rq_each_run(request, context, Some(see)) };
+    let whose = whose(&visit)?;
     let Whose::Ours(buffer) = whose else {
         return Ok(whose);
     };

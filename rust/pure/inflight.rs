@@ -22,18 +22,12 @@ pub struct Slot<T> {
 
 impl<T> Slot<T> {
     /// An empty one.
-    pub const fn new() -> Self {
+    pub const fn empty() -> Self {
         Self {
             head: NONE,
             next: NONE,
             entry: None,
         }
-    }
-}
-
-impl<T> Default for Slot<T> {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -155,7 +149,7 @@ mod tests {
     use std::collections::HashMap;
 
     fn table(room: usize) -> Inflight<Vec<Slot<u64>>, u64> {
-        Inflight::new((0..room).map(|_| Slot::new()).collect())
+        Inflight::new((0..room).map(|_| Slot::empty()).collect())
     }
 
     #[test]

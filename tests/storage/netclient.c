@@ -18,14 +18,14 @@
  */
 #include <linux/blk-mq.h>
 #include <linux/blkdev.h>
+#include <linux/completion.h>
 #include <linux/debugfs.h>
+#include <linux/interrupt.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
-#include <linux/rcupdate.h>
 #include <linux/scatterlist.h>
 #include <linux/slab.h>
-#include <linux/smp.h>
 #include <linux/uaccess.h>
 
 #include "ops.h"
@@ -129,19 +129,31 @@ static void client_unmap(void *data)
 						 *(int *)data, DMA_BIDIRECTIONAL);
 }
 
+/* A call in a softirq, as completions of a network come. */
+static void (*client_soft_call)(void *);
+static int client_soft_entries;
+static DECLARE_COMPLETION(client_soft_done);
+
+static void client_soft(struct tasklet_struct *tasklet)
+{
+	client_soft_call(&client_soft_entries);
+	complete(&client_soft_done);
+}
+
+static DECLARE_TASKLET(client_tasklet, client_soft);
+
 static int client_call(void (*call)(void *), int entries, bool interrupt)
 {
-	int other;
-
 	client_result = -1000;
 	if (!interrupt) {
 		call(&entries);
 		return client_result;
 	}
-	preempt_disable();
-	other = cpumask_any_but(cpu_online_mask, smp_processor_id());
-	smp_call_function_single(other, call, &entries, 1);
-	preempt_enable();
+	client_soft_call = call;
+	client_soft_entries = entries;
+	reinit_completion(&client_soft_done);
+	tasklet_schedule(&client_tasklet);
+	wait_for_completion(&client_soft_done);
 	return client_result;
 }
 
@@ -314,6 +326,7 @@ module_init(client_init);
 static void __exit client_exit(void)
 {
 	debugfs_remove_recursive(client_dir);
+	tasklet_kill(&client_tasklet);
 	/* What it has mapped it gives back before it goes. */
 	mutex_lock(&client_lock);
 	if (client_ops && client_entries)

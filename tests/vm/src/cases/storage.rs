@@ -57,7 +57,7 @@ pub fn cases() -> Vec<Case> {
     cases.push(odd.slow(LANE).on(On::Stock));
     // In the default lane, in a machine that is there anyway.
     cases.push(Case::new("storage/stacks/data", Kind::Stacks, |context| {
-        let result = few(context);
+        let result = apart(context, few);
         storage::restore(context).and(result)
     }));
     cases
@@ -545,15 +545,22 @@ fn provider_unbound(context: &mut Context<'_>) -> Result<()> {
     used_again(context)
 }
 
-/// A read in a fresh process works.
-fn used_again(context: &mut Context<'_>) -> Result<()> {
+/// Does it in a process of its own, which ends.
+fn apart(context: &mut Context<'_>, run: Run) -> Result<()> {
     let own = std::mem::replace(&mut context.session, context.vm.guest.spawn()?);
-    let raw = storage::raw(context)?;
-    let transfer = Transfer::whole(Target::Raw, MIB);
-    let result = through_callbacks(context, &raw, &transfer, transfer::read_on);
+    let result = run(context);
     let spawned = std::mem::replace(&mut context.session, own);
     spawned.end()?;
     result
+}
+
+/// A read in a fresh process works.
+fn used_again(context: &mut Context<'_>) -> Result<()> {
+    apart(context, |context| {
+        let raw = storage::raw(context)?;
+        let transfer = Transfer::whole(Target::Raw, MIB);
+        through_callbacks(context, &raw, &transfer, transfer::read_on)
+    })
 }
 
 /// The storage driver is taken from its drive, and unloaded, with requests in flight; and

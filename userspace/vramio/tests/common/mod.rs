@@ -139,6 +139,8 @@ impl Mock {
         let mut ctx = std::ptr::null_mut();
         // SAFETY: The pointer is valid during the call. The context is never released.
         unsafe {
+            // A test may come here before the crate does.
+            assert_eq!(sys::cuInit(0), CUresult::CUDA_SUCCESS);
             if let Some(device) = device {
                 let retained = sys::cuDevicePrimaryCtxRetain(&mut ctx, device);
                 assert_eq!(retained, CUresult::CUDA_SUCCESS);
