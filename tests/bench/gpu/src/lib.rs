@@ -5,4 +5,5 @@
 
 pub mod baseline;
 pub mod cuda;
+pub mod file;
 pub mod measure;

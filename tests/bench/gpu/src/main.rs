@@ -4,14 +4,13 @@
 //! machine differ from run to run, ratios much less.
 
 use std::fs::{File as StdFile, OpenOptions};
-use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{ensure, Context as _, Result};
-use bench::{baseline, cuda};
+use bench::{baseline, cuda, file};
 use clap::{Parser, ValueEnum};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
 use vramio::{Config, Context, File, GpuBuffer, Policy};
@@ -110,16 +109,7 @@ impl Bench {
         let ctx = cuda::Ctx::new(0)?;
         ctx.enter()?;
         let memory = CudaGpu::open(0)?.alloc(size)?;
-        let mut file = StdFile::create(&args.file)?;
-        let mut block = vec![0u8; MIB as usize];
-        for at in 0..args.size {
-            for (index, word) in block.chunks_exact_mut(8).enumerate() {
-                let value = (at << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                word.copy_from_slice(&value.to_le_bytes());
-            }
-            file.write_all(&block)?;
-        }
-        file.sync_all()?;
+        file::make(&args.file, args.size)?;
         let open = |flags| {
             OpenOptions::new()
                 .read(true)

@@ -119,6 +119,18 @@ impl Slow {
         self.buffer.offset..end.min(context.vm.config().vram)
     }
 
+    /// Compares the memory that is [watched](Self::watched) with the start of this.
+    fn holds(&self, context: &Context<'_>, expected: &[u8]) -> Result<()> {
+        let memory = self.watched(context);
+        let found = context
+            .vm
+            .vram
+            .read(memory.start, memory.end - memory.start)?;
+        let difference = first_difference(&found, &expected[..found.len()]);
+        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        Ok(())
+    }
+
     /// Requests of several parts, each for all of the file.
     fn whole(&self) -> Vec<VramioIo> {
         vec![bulk::request(self.fd, &self.buffer, 0, 0, SIZE); WHOLE]
@@ -395,13 +407,7 @@ fn batch_behind(context: &mut Context<'_>, way: Way) -> Result<()> {
         let mut expected = vec![POISON; (SIZE + PAGE) as usize];
         let len = (count + 4) * piece;
         expected[..len as usize].copy_from_slice(&slow.plan.content(0, len));
-        let memory = slow.watched(context);
-        let found = context
-            .vm
-            .vram
-            .read(memory.start, memory.end - memory.start)?;
-        let difference = first_difference(&found, &expected[..found.len()]);
-        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        slow.holds(context, &expected)?;
         rest::at_rest(context, &[device])
     })
 }
@@ -436,13 +442,7 @@ fn cancel(context: &mut Context<'_>, way: Way) -> Result<()> {
             moved += MIB;
         }
         ensure!(moved > 0, "nothing was in flight: {done:?}");
-        let memory = slow.watched(context);
-        let found = context
-            .vm
-            .vram
-            .read(memory.start, memory.end - memory.start)?;
-        let difference = first_difference(&found, &expected[..found.len()]);
-        ensure!(difference.is_none(), "the GPU's memory: {difference:?}");
+        slow.holds(context, &expected)?;
         let account = context.vm.account(mark, &slow.place)?;
         let flow = Flow {
             into_bar: moved,

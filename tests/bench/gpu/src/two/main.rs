@@ -9,12 +9,10 @@ mod peers;
 mod processes;
 mod table;
 
-use std::fs::File as StdFile;
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{ensure, Result};
-use bench::cuda;
+use bench::{cuda, file};
 use clap::Parser;
 
 use pair::Pair;
@@ -63,28 +61,13 @@ fn main() -> Result<()> {
         println!("{count} CUDA devices, driver for CUDA {version}");
         return Ok(());
     }
-    make(&args)?;
+    file::make(&args.file, args.size)?;
     let result = run(&args, version);
     let _ = std::fs::remove_file(&args.file);
     let table = result?;
     if let Some(path) = &args.json {
         std::fs::write(path, serde_json::to_vec_pretty(&table.to_json())?)?;
     }
-    Ok(())
-}
-
-/// A file whose bytes tell where they belong.
-fn make(args: &Args) -> Result<()> {
-    let mut file = StdFile::create(&args.file)?;
-    let mut block = vec![0u8; MIB as usize];
-    for at in 0..args.size {
-        for (index, word) in block.chunks_exact_mut(8).enumerate() {
-            let value = (at << 20 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            word.copy_from_slice(&value.to_le_bytes());
-        }
-        file.write_all(&block)?;
-    }
-    file.sync_all()?;
     Ok(())
 }
 

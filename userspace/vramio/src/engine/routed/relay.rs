@@ -10,7 +10,7 @@ use std::time::Duration;
 use vramio_abi::Reason;
 
 use super::bounce::Pool;
-use super::{carry, drives};
+use super::{carry, drives, MOST_ROUTES};
 use crate::config::{Config, Routing};
 use crate::engine::compat::Compat;
 use crate::engine::Job;
@@ -29,12 +29,18 @@ pub(crate) struct Relay {
     by_drive: bool,
     routing: Routing,
     wait: Duration,
-    pools: Mutex<Pools>,
+    state: Mutex<State>,
 }
 
-/// By device that the data is for, and GPU that is on the way: none if that is not there, or
-/// does not reach the other.
-type Pools = BTreeMap<(i32, PciAddress), Option<Arc<Pool>>>;
+#[derive(Debug, Default)]
+struct State {
+    /// By file and device that the data is for: the GPU that is laid down. Which drives a file
+    /// has is a question to sysfs, and not one for each request.
+    ways: BTreeMap<(u64, i32), Option<PciAddress>>,
+    /// By device that the data is for, and GPU that is on the way: none if that is not there,
+    /// or does not reach the other.
+    pools: BTreeMap<(i32, PciAddress), Option<Arc<Pool>>>,
+}
 
 impl Relay {
     /// `None`, if nothing is to go this way.
@@ -46,7 +52,7 @@ impl Relay {
             overrides: overrides.clone(),
             routing: config.routing.clone(),
             wait: config.staging_wait,
-            pools: Mutex::default(),
+            state: Mutex::default(),
         })
     }
 
@@ -71,33 +77,46 @@ impl Relay {
 
     /// Bounce buffers on the GPU that requests like this one are to go through.
     fn pool(&self, job: &Job, memory: &CudaMemory) -> Option<Arc<Pool>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.ways.len() >= MOST_ROUTES {
+            state.ways.clear();
+        }
+        let way = state.ways.entry((job.target.id, memory.device()));
+        let via = (*way.or_insert_with(|| self.way(job, memory)))?;
+        let pool = state
+            .pools
+            .entry((memory.device(), via))
+            .or_insert_with(|| {
+                let devices = cuda::devices();
+                let found = devices.iter().find(|(_, gpu)| *gpu == via);
+                let found = found.filter(|(device, _)| {
+                    *device != memory.device()
+                        && cuda::reaches(*device, memory.device())
+                        && cuda::reaches(memory.device(), *device)
+                });
+                found.map(|(device, _)| {
+                    let device = device.cast_unsigned();
+                    Arc::new(Pool::new(device, via, &self.routing, self.wait))
+                })
+            });
+        if pool.is_none() {
+            job.count(Reason::RouteUnusable);
+        }
+        pool.clone()
+    }
+
+    /// The GPU that is laid down for a file and a device, if one is.
+    fn way(&self, job: &Job, memory: &CudaMemory) -> Option<PciAddress> {
         let own = cuda::pci(memory.device())?;
         let drives = if self.by_drive {
             drives(&job.target)
         } else {
             Vec::new()
         };
-        let Some(Via::HostAndGpu(via)) = self.overrides.of(own, &drives) else {
-            return None;
-        };
-        let mut pools = self.pools.lock().unwrap_or_else(PoisonError::into_inner);
-        let pool = pools.entry((memory.device(), via)).or_insert_with(|| {
-            let devices = cuda::devices();
-            let found = devices.iter().find(|(_, gpu)| *gpu == via);
-            let found = found.filter(|(device, _)| {
-                *device != memory.device()
-                    && cuda::reaches(*device, memory.device())
-                    && cuda::reaches(memory.device(), *device)
-            });
-            found.map(|(device, _)| {
-                let device = device.cast_unsigned();
-                Arc::new(Pool::new(device, via, &self.routing, self.wait))
-            })
-        });
-        if pool.is_none() {
-            job.count(Reason::RouteUnusable);
+        match self.overrides.of(own, &drives) {
+            Some(Via::HostAndGpu(via)) => Some(via),
+            _ => None,
         }
-        pool.clone()
     }
 }
 
