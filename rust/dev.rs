@@ -18,6 +18,7 @@ use kernel::{
 };
 
 impl Operations for Ctx {
+    type Shared = ();
     const URING_CMD: Option<UringCmd> = Some(uring::uring_cmd);
 }
 

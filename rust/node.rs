@@ -6,7 +6,7 @@
 //! without an owner, so that a module could go while a file is open.
 
 use crate::compat;
-use core::{marker::PhantomData, pin::Pin};
+use core::pin::Pin;
 use kernel::{
     bindings, ffi,
     miscdevice::{MiscDevice, MiscDeviceOptions, MiscDeviceRegistration},
@@ -20,21 +20,26 @@ pub(crate) type UringCmd =
 
 /// What the open files of a node do.
 pub(crate) trait Operations: MiscDevice {
+    /// What `open()` needs. It is in place before anybody can open the node.
+    type Shared: Send + Sync;
     const URING_CMD: Option<UringCmd> = None;
 }
 
 /// A registered node `/dev/NAME` whose open files are `T`.
+///
+/// It can be opened, and its module used, before `new()` has returned: whoever holds one
+/// initialises it after everything that may fail.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Node<T> {
+pub(crate) struct Node<T: Operations> {
     #[pin]
     misc: Opaque<bindings::miscdevice>,
-    _open: PhantomData<T>,
+    shared: T::Shared,
 }
 
 // SAFETY: Registered and deregistered, on any thread.
-unsafe impl<T> Send for Node<T> {}
+unsafe impl<T: Operations> Send for Node<T> {}
 // SAFETY: Not changed through `&self`.
-unsafe impl<T> Sync for Node<T> {}
+unsafe impl<T: Operations> Sync for Node<T> {}
 
 impl<T: Operations> Node<T> {
     /// They outlive the node: open files keep them, and with them the module.
@@ -48,11 +53,16 @@ impl<T: Operations> Node<T> {
     };
 
     /// Registers the node; the udev rule may widen `mode`.
-    pub(crate) fn new(name: &'static CStr, mode: u16) -> impl PinInit<Self, Error> {
+    pub(crate) fn new(
+        name: &'static CStr,
+        mode: u16,
+        shared: T::Shared,
+    ) -> impl PinInit<Self, Error> {
         let mut raw = MiscDeviceOptions { name }.into_raw::<T>();
         raw.fops = &const { Self::FOPS };
         raw.mode = mode;
         try_pin_init!(Self {
+            shared,
             misc <- Opaque::try_ffi_init(move |slot: *mut bindings::miscdevice| {
                 // SAFETY: `slot` is valid for writes, and pinned until it is deregistered.
                 unsafe {
@@ -60,21 +70,23 @@ impl<T: Operations> Node<T> {
                     kernel::error::to_result(bindings::misc_register(slot))
                 }
             }),
-            _open: PhantomData,
         })
     }
 
-    /// The node that `T::open()` was called for.
+    /// What the node that `T::open()` was called for shares with its open files.
     #[allow(dead_code)] // The second module's.
-    pub(crate) fn of(misc: &MiscDeviceRegistration<T>) -> *const Self {
+    pub(crate) fn shared(misc: &MiscDeviceRegistration<T>) -> &T::Shared {
+        let misc = Opaque::cast_from(misc.as_raw());
         // SAFETY: The file operations of `T` are registered here alone, so the
-        // `miscdevice` is the member of a `Node<T>`.
-        unsafe { kernel::container_of!(Opaque::cast_from(misc.as_raw()), Self, misc) }
+        // `miscdevice` is the member of a `Node<T>`. misc_open() holds the lock that
+        // deregistering takes, so the node is there, and `shared` was written before it
+        // was registered.
+        unsafe { &(*kernel::container_of!(misc, Self, misc)).shared }
     }
 }
 
 #[pinned_drop]
-impl<T> PinnedDrop for Node<T> {
+impl<T: Operations> PinnedDrop for Node<T> {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Registered in `new`.
         unsafe { bindings::misc_deregister(self.misc.get()) };

@@ -114,8 +114,9 @@ impl kernel::InPlaceModule for Vramio {
             sysfs: sysfs::Sysfs::new()?,
             reclaim: reclaim::Reclaim::new()?,
             bus <- unbind::BusWatch::new(),
-            node <- node::Node::new(c"vramio", 0o660),
             drivers <- hooks::Drivers::new(),
+            // Last: who has opened it keeps a module whose start fails from nothing.
+            node <- node::Node::new(c"vramio", 0o660, ()),
         })
     }
 }

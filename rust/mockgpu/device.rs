@@ -75,29 +75,9 @@ impl Drop for Name {
 pub(crate) struct Driver {
     /// Deregistered first: fields are dropped in the order of their declaration.
     #[pin]
-    gpu: Gpu,
-    _name: Name,
-}
-
-/// What an open file of the node finds.
-#[pin_data]
-pub(crate) struct Gpu {
-    #[pin]
     node: Node<Open>,
     memory: Arc<Memory>,
-}
-
-impl Gpu {
-    /// The GPU whose node is being opened.
-    ///
-    /// # Safety
-    ///
-    /// `node` is the member of a `Gpu`.
-    pub(crate) unsafe fn memory_of(node: *const Node<Open>) -> Arc<Memory> {
-        // SAFETY: Per the contract. misc_open() holds the lock that deregistering
-        // takes, so the GPU is there.
-        unsafe { (*kernel::container_of!(node, Gpu, node)).memory.clone() }
-    }
+    _name: Name,
 }
 
 #[cfg(kernel_7_3)]
@@ -159,18 +139,17 @@ impl pci::Driver for Driver {
             let memory = unsafe { Memory::new(pdev, range)? };
             let name = Name::claim()?;
             let node = NAMES[name.0];
+            let shared = memory.clone();
             dev_info!(dev, "{} MiB of memory as /dev/{}\n", len >> 20, node);
             Ok(try_pin_init!(Self {
-                gpu <- try_pin_init!(Gpu {
-                    node <- Node::new(node, 0o660),
-                    memory,
-                }),
                 _name: name,
+                memory,
+                node <- Node::new(node, 0o660, shared),
             }))
         })
     }
 
     fn unbind<'bound>(_dev: &'bound pci::Device<Core<'_>>, this: Pin<&Self>) {
-        this.gpu.memory.remove();
+        this.memory.remove();
     }
 }

@@ -9,7 +9,6 @@ use crate::{
         MOCKGPU_IOC_EXPORT, MOCKGPU_IOC_FREE, MOCKGPU_IOC_INFO, MOCKGPU_IOC_MOVE,
         MOCKGPU_IOC_PLACE, MOCKGPU_MOVE_FORCE,
     },
-    device::Gpu,
     export::{self, Kind, Terms},
     memory::Memory,
     node::{Node, Operations},
@@ -39,15 +38,16 @@ impl Drop for Open {
     }
 }
 
-impl Operations for Open {}
+impl Operations for Open {
+    type Shared = Arc<Memory>;
+}
 
 #[vtable]
 impl MiscDevice for Open {
     type Ptr = Arc<Self>;
 
     fn open(file: &File, misc: &MiscDeviceRegistration<Self>) -> Result<Arc<Self>> {
-        // SAFETY: Nodes of `Open` are members of a `Gpu` only.
-        let memory = unsafe { Gpu::memory_of(Node::of(misc)) };
+        let memory = Node::shared(misc).clone();
         let owner = memory.open(file.as_ptr())?;
         Ok(Arc::new(Self { memory, owner }, GFP_KERNEL)?)
     }

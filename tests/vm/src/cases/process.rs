@@ -17,6 +17,7 @@ use vramio_guest::protocol::Exit;
 use vramio_qemu::guest::Session;
 use vramio_qemu::oracle::{first_difference, Place, POISON};
 use vramio_qemu::remote::{PendingIo, RemoteDevice, RemoteGpu};
+use vramio_qemu::vm::MODULE_DIR;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a request that is slowed down.
@@ -46,6 +47,7 @@ pub fn cases() -> Vec<Case> {
         case("truncate-before-request", truncate_before_request),
         case("fdinfo", fdinfo),
         case("rmmod-while-open", rmmod_while_open).smoke(),
+        case("open-as-it-appears", open_as_it_appears),
     ]
 }
 
@@ -446,6 +448,43 @@ fn rmmod_while_open(context: &mut Context<'_>) -> Result<()> {
         unload(context, module)?;
     }
     context.vm.load_modules()?;
+    context.buffer(MIB)?;
+    Ok(())
+}
+
+/// Two shells open a node without pause while what is behind it comes and goes. An open
+/// that the kernel lets in finds all that it needs.
+fn open_as_it_appears(context: &mut Context<'_>) -> Result<()> {
+    let info = RemoteGpu::open(&context.session)?;
+    let answer = info.info()?.ok(|_| 0)?;
+    info.close()?;
+    let gpu = rest::name(answer.domain, answer.devid);
+    let driver = "/sys/bus/pci/drivers/vramio_mockgpu";
+    let bound = format!("echo {gpu} > {driver}/unbind && echo {gpu} > {driver}/bind");
+    let loaded = "until rmmod vramio 2>/dev/null; do :; done; insmod /lib/vramio.ko"
+        .replace("/lib", &format!("/{MODULE_DIR}"));
+    for (node, rounds, around) in [("mockgpu0", 50, bound), ("vramio", 10, loaded)] {
+        let script = format!(
+            "opener() {{
+                n=0
+                while [ ! -e /run/enough ]; do true </dev/{node} && n=$((n + 1)); done
+                echo $n
+            }}
+            opener 2>/dev/null & opener 2>/dev/null &
+            status=0
+            for i in $(seq {rounds}); do {around} || status=1; done
+            touch /run/enough
+            wait
+            rm /run/enough
+            exit $status"
+        );
+        let opened = context.session.run(&["sh", "-c", &script])?;
+        for opened in opened.split_whitespace() {
+            let opened: u32 = opened.parse()?;
+            ensure!(opened >= rounds, "{node}: opened {opened} times");
+        }
+    }
+    rest::all_is_free(context)?;
     context.buffer(MIB)?;
     Ok(())
 }
