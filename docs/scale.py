@@ -41,7 +41,7 @@ MODEL = 140.0
 # Instructions of a request, `make bench-kernel` (docs/cost.md): direct by ioctl, direct by
 # io_uring at depth 32, pread(2) with O_DIRECT into host RAM.
 COST = {
-    4 << 10: (8110, 6905, 6885),
+    4 << 10: (8050, 6803, 6881),
     64 << 10: (8912, 7794, 8678),
     1 << 20: (13473, 13215, 20249),
     16 << 20: (148590, 148243, 296639),

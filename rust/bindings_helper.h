@@ -4,6 +4,8 @@
 #include <linux/dma-mapping.h>
 #include <linux/fs.h>
 
+#include "stats.h"
+
 /* Casted macros, which bindgen cannot evaluate. */
 const unsigned int VRAMIO_CONST_FMODE_READ = (__force unsigned int)FMODE_READ;
 const unsigned int VRAMIO_CONST_FMODE_WRITE = (__force unsigned int)FMODE_WRITE;

@@ -25,7 +25,7 @@ use crate::{
     },
     request::{Names, Request},
     slot::Pool,
-    stats::{Count, Counters, Module},
+    stats::{Counters, Sums},
     sys, tally,
     target::{self, Direction, Facts, Route, Target},
     verdict::Verdicts,
@@ -338,14 +338,16 @@ impl Ctx {
     }
 
     pub(crate) fn count(&self, out: &mut VramioStats) -> Result<(), Refusal> {
-        match out.scope {
-            VRAMIO_STATS_MODULE => Module.fill(out),
-            VRAMIO_STATS_OPEN => self.stats.fill(out),
+        let sums = match out.scope {
+            VRAMIO_STATS_MODULE => Sums::of_module(),
+            VRAMIO_STATS_OPEN => self.stats.sums(),
             VRAMIO_STATS_PROVIDER => tally::find(out.provider_domain, out.provider_devid)
                 .ok_or(Refusal::new(ENODEV, Reason::ProviderGone))?
-                .fill(out),
+                .sums(),
             _ => return Err(Refusal::new(EINVAL, Reason::UnknownFlag)),
-        }
+        };
+        sums.map_err(|_| Refusal::new(ENOMEM, Reason::NoMemory))?
+            .fill(out);
         Ok(())
     }
 

@@ -36,14 +36,13 @@
 #include <linux/version.h>
 #include <asm/tsc.h>
 
+#include "stats.h"
 #include "trace.h"
 
 /* Words of vramio_file_look(). */
 #define VRAMIO_LOOK 12
 /* In the sixth of them: the disk is gone. */
 #define VRAMIO_LOOK_GONE BIT_ULL(63)
-/* Counters of rust/stats.rs. */
-#define VRAMIO_COUNTERS 205
 
 /* --- pages --- */
 
@@ -800,30 +799,47 @@ void vramio_warn_stray(void)
 
 /* --- statistics --- */
 
-static DEFINE_PER_CPU(u64 [VRAMIO_COUNTERS], vramio_counters);
-
-unsigned int vramio_counters_len(void)
+static u64 __percpu *per_cpu_counters(void *counters)
 {
-	return VRAMIO_COUNTERS;
+	return (u64 __percpu __force *)(unsigned long)counters;
 }
 
-/* Adds to a counter of this CPU, of an open file and of a provider, which may be NULL. */
-void vramio_count(atomic64_t *open, atomic64_t *provider, unsigned int counter, u64 n)
+/* @n counters for each CPU, all 0; NULL without memory. */
+void *vramio_counters_new(size_t n)
 {
-	this_cpu_add(vramio_counters[counter], n);
-	atomic64_add(n, &open[counter]);
-	if (provider)
-		atomic64_add(n, &provider[counter]);
+	return (void *)(__force unsigned long)__alloc_percpu(n * sizeof(u64), sizeof(u64));
 }
 
-u64 vramio_counted(unsigned int counter)
+void vramio_counters_free(void *counters)
+{
+	free_percpu(per_cpu_counters(counters));
+}
+
+void vramio_counters_add(void *counters, size_t counter, u64 n)
+{
+	this_cpu_add(per_cpu_counters(counters)[counter], n);
+}
+
+u64 vramio_counters_sum(void *counters, size_t counter)
 {
 	u64 sum = 0;
 	int cpu;
 
 	for_each_possible_cpu(cpu)
-		sum += READ_ONCE(per_cpu(vramio_counters, cpu)[counter]);
+		sum += READ_ONCE(per_cpu_ptr(per_cpu_counters(counters), cpu)[counter]);
 	return sum;
+}
+
+/* Adds to a counter of an open file and of a provider. */
+static __always_inline void count(atomic64_t *open, void *provider, size_t counter, u64 n)
+{
+	atomic64_add(n, &open[counter]);
+	this_cpu_add(per_cpu_counters(provider)[counter], n);
+}
+
+void vramio_count(atomic64_t *open, void *provider, size_t counter, u64 n)
+{
+	count(open, provider, counter, n);
 }
 
 u64 vramio_cycles(void)
@@ -832,17 +848,21 @@ u64 vramio_cycles(void)
 }
 
 /*
- * Counts the end of a request that began at @start: one for its time, by powers of
- * two nanoseconds from @latency on, below @powers, and one in @one. Returns its time.
+ * Counts the end of a request that began at @start, and tells who listens: its bytes in
+ * the counter @first; and one, by powers of two nanoseconds, in the @powers counters of
+ * its ending, which follow for each ending. The last ending is a refusal, which has a
+ * tracepoint of its own.
  */
-u64 vramio_count_end(atomic64_t *open, atomic64_t *provider, u64 start, unsigned int latency,
-		     unsigned int powers, unsigned int one)
+void vramio_count_end(atomic64_t *open, void *provider, u64 start, size_t first, u32 ending,
+		      u64 bytes, u32 reason)
 {
 	u64 ns = mul_u64_u32_div(get_cycles() - start, 1000000, tsc_khz ?: 1000000);
+	size_t ended = first + 1 + ending * VRAMIO_CONST_LATENCIES;
 
-	vramio_count(open, provider, latency + min_t(unsigned int, ilog2(ns | 1), powers - 1), 1);
-	vramio_count(open, provider, one, 1);
-	return ns;
+	count(open, provider, first, bytes);
+	count(open, provider, ended + min_t(u32, ilog2(ns | 1), VRAMIO_CONST_LATENCIES - 1), 1);
+	if (trace_vramio_complete_enabled() && ending != VRAMIO_CONST_REFUSED)
+		trace_vramio_complete(first != 0, bytes, ns, ending, reason);
 }
 
 void vramio_trace_register(u64 bytes, u32 runs, u32 domain, u32 devid)
@@ -858,11 +878,6 @@ void vramio_trace_revoke(u64 bytes, u32 reason)
 void vramio_trace_submit(bool write, u64 file_offset, u64 buffer_offset, u64 len, u32 path)
 {
 	trace_vramio_submit(write, file_offset, buffer_offset, len, path);
-}
-
-void vramio_trace_complete(bool write, u64 bytes, u64 ns, u32 certainty, u32 reason)
-{
-	trace_vramio_complete(write, bytes, ns, certainty, reason);
 }
 
 void vramio_trace_refuse(u32 reason, u32 error)

@@ -10,7 +10,7 @@
 use crate::{
     abi::{Reason, Refusal},
     pci::PciRef,
-    stats::Counters,
+    stats::PerCpu,
     sys, tally,
 };
 use kernel::{
@@ -35,7 +35,7 @@ pub(crate) struct Provider {
     pgmap: *const bindings::dev_pagemap,
     pdev: PciRef,
     hint: u16,
-    counters: Arc<Counters>,
+    counters: Arc<PerCpu>,
     /// When the memory was last seen to answer, jiffies.
     seen: Atomic<usize>,
 }
@@ -83,7 +83,7 @@ impl Provider {
     }
 
     /// What its requests did.
-    pub(crate) fn counters(&self) -> &Arc<Counters> {
+    pub(crate) fn counters(&self) -> &Arc<PerCpu> {
         &self.counters
     }
 

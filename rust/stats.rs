@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Counters: of the module, of each open file, of each provider.
+//! Counters: of each open file, of each provider, and of the module.
 //!
-//! The module's are per CPU. All are relaxed: each is exact, together they are not a
-//! snapshot. What follows from others is not counted, but summed up when somebody asks:
-//! a request should touch few of them.
+//! A request touches few of them: three of its open file and three of its provider, which
+//! are per CPU. The rest follows from these, and is summed up when somebody asks; so are
+//! the module's, which are those of all providers. All are relaxed: each is exact, together
+//! they are not a snapshot.
 
 use crate::{
     abi::{Certainty, Reason, Refusal, VramioStats},
     job::Results,
-    sys,
+    sys, tally,
     target::Direction,
 };
-use core::{array, fmt, ops::Range};
+use core::{array, ffi::c_void, fmt, ptr::NonNull};
 use kernel::{
     bindings,
     prelude::*,
@@ -26,68 +27,101 @@ use kernel::{
 
 /// Reasons that the module gives are below this number.
 const REASONS: usize = 128;
-const CERTAINTIES: usize = Certainty::ALL.len();
-/// Powers of two, nanoseconds, for each direction.
-const LATENCIES: usize = 32;
+/// A request ends with a certainty, or so.
+const REFUSED: usize = sys::VRAMIO_CONST_REFUSED as usize;
+const _: () = assert!(REFUSED == Certainty::ALL.len());
+const ENDINGS: usize = REFUSED + 1;
+/// Powers of two, nanoseconds.
+const LATENCIES: usize = sys::VRAMIO_CONST_LATENCIES as usize;
 
-// Where each counter is. Pairs are for reads and for writes.
-const BEGUN: usize = 0;
-const BYTES: usize = BEGUN + 1;
-const UNCOVERED: usize = BYTES + 2;
-/// Requests that ended so: with a certainty, or refused.
-const CERTAINTY: usize = UNCOVERED + 1;
-const REFUSED: usize = CERTAINTY + 2 * CERTAINTIES;
-const LATENCY: usize = REFUSED + 1;
-const REASON: usize = LATENCY + 2 * LATENCIES;
-const TOTAL: usize = REASON + REASONS;
+// Where each counter is. First, for reads and then for writes: bytes, and requests by
+// ending and latency.
+const SIDE: usize = 1 + ENDINGS * LATENCIES;
+const UNCOVERED: usize = 2 * SIDE;
+const REASON: usize = UNCOVERED + 1;
+/// The last: what is summed up in this order shows no request that ended and did not begin.
+const BEGUN: usize = REASON + REASONS;
+const TOTAL: usize = BEGUN + 1;
 
-/// Something that holds all counters.
-pub(crate) trait Count {
-    fn get(&self, counter: usize) -> u64;
+/// The values of all counters.
+pub(crate) struct Sums(KVec<u64>);
 
-    fn sum(&self, counters: Range<usize>) -> u64 {
-        counters.map(|counter| self.get(counter)).sum()
+impl Sums {
+    fn new(mut value: impl FnMut(usize) -> u64) -> Result<Self> {
+        let mut sums = KVec::with_capacity(TOTAL, GFP_KERNEL)?;
+        for counter in 0..TOTAL {
+            sums.push(value(counter), GFP_KERNEL)?;
+        }
+        Ok(Self(sums))
     }
 
-    /// Requests in this direction.
+    /// The module's: those of all providers. A refusal is the module's even when no
+    /// provider was reached.
+    pub(crate) fn of_module() -> Result<Self> {
+        let providers = tally::all()?;
+        Self::new(|counter| match counter.checked_sub(REASON) {
+            Some(reason) if reason < REASONS => BLAMED[reason].load(Relaxed),
+            _ => providers
+                .iter()
+                .fold(0, |sum, p| sum.wrapping_add(p.get(counter))),
+        })
+    }
+
+    /// Requests that ended so, by latency.
+    fn ended(&self, side: usize, ending: usize) -> &[u64] {
+        let first = side * SIDE + 1 + ending * LATENCIES;
+        &self.0[first..first + LATENCIES]
+    }
+
+    /// Requests in this direction that were not refused.
     fn requests(&self, side: usize) -> u64 {
-        let first = CERTAINTY + side * CERTAINTIES;
-        self.sum(first..first + CERTAINTIES)
+        let all = (0..REFUSED).flat_map(|ending| self.ended(side, ending));
+        all.sum()
     }
 
     /// Requests with this certainty.
     fn certainty(&self, certainty: usize) -> u64 {
-        self.get(CERTAINTY + certainty) + self.get(CERTAINTY + CERTAINTIES + certainty)
+        let all = (0..2).flat_map(|side| self.ended(side, certainty));
+        all.sum()
     }
 
-    /// Requests that began and did not end. In this order, so that none ends that did
-    /// not begin.
+    /// Requests in this direction, refused or not, of this latency.
+    fn latency(&self, side: usize, power: usize) -> u64 {
+        (0..ENDINGS)
+            .map(|ending| self.ended(side, ending)[power])
+            .sum()
+    }
+
+    /// Requests that began and did not end. One that begins on one CPU and is abandoned on
+    /// another while they are summed up may be missed where it began.
     fn in_flight(&self) -> u64 {
-        let ended = self.sum(CERTAINTY..REFUSED + 1);
-        self.get(BEGUN).saturating_sub(ended)
+        let all = (0..2).flat_map(|side| (0..ENDINGS).flat_map(move |e| self.ended(side, e)));
+        let ended: u64 = all.sum();
+        let in_flight = self.0[BEGUN].wrapping_sub(ended) as i64;
+        in_flight.max(0) as u64
     }
 
     /// Fills in the structure of the ABI.
-    fn fill(&self, out: &mut VramioStats) {
+    pub(crate) fn fill(&self, out: &mut VramioStats) {
         out.requests = array::from_fn(|side| self.requests(side));
-        out.bytes = array::from_fn(|i| self.get(BYTES + i));
-        out.uncovered = self.get(UNCOVERED);
+        out.bytes = array::from_fn(|i| self.0[i * SIDE]);
+        out.uncovered = self.0[UNCOVERED];
         out.in_flight = self.in_flight();
         out.certainty = array::from_fn(|i| self.certainty(i));
-        out.latency = array::from_fn(|i| self.get(LATENCY + i));
+        out.latency = array::from_fn(|i| self.latency(i / LATENCIES, i % LATENCIES));
         out.reasons = array::from_fn(|i| match i {
             0 => 0,
-            _ => self.get(REASON + i),
+            _ => self.0[REASON + i],
         });
     }
 
     /// Gives each counter as a line, those that may be many only when not 0.
-    fn lines(&self, mut line: impl FnMut(fmt::Arguments<'_>)) {
+    pub(crate) fn lines(&self, mut line: impl FnMut(fmt::Arguments<'_>)) {
         for (i, name) in ["read", "write"].into_iter().enumerate() {
             line(format_args!("{name}s:\t{}", self.requests(i)));
-            line(format_args!("{name}-bytes:\t{}", self.get(BYTES + i)));
+            line(format_args!("{name}-bytes:\t{}", self.0[i * SIDE]));
         }
-        line(format_args!("uncovered-bytes:\t{}", self.get(UNCOVERED)));
+        line(format_args!("uncovered-bytes:\t{}", self.0[UNCOVERED]));
         line(format_args!("in-flight:\t{}", self.in_flight()));
         let mut some = |count, name: fmt::Arguments<'_>| match count {
             0 => {}
@@ -99,46 +133,23 @@ pub(crate) trait Count {
         }
         for (i, name) in ["read", "write"].into_iter().enumerate() {
             for power in 0..LATENCIES {
-                let count = self.get(LATENCY + i * LATENCIES + power);
+                let count = self.latency(i, power);
                 some(count, format_args!("{name}-ns-from-{}", 1u64 << power));
             }
         }
         for raw in 1..REASONS {
             let name = Reason::from_raw(raw as u32).map_or("unknown", Reason::name);
-            some(self.get(REASON + raw), format_args!("reason-{name}"));
+            some(self.0[REASON + raw], format_args!("reason-{name}"));
         }
     }
 }
 
-/// The module's counters.
-pub(crate) struct Module;
+/// Calls that the module refused, and requests that it blamed, by reason. Apart from the
+/// other counters: most of them reach no provider, and none is on the fast path.
+static BLAMED: [Atomic<u64>; REASONS] = [const { Atomic::new(0) }; REASONS];
 
-impl Module {
-    /// Checks that the C side has room for all of them.
-    pub(crate) fn checked() -> Result<Self> {
-        // SAFETY: A constant.
-        if unsafe { sys::vramio_counters_len() } as usize != TOTAL {
-            return Err(EINVAL);
-        }
-        Ok(Self)
-    }
-}
-
-impl Count for Module {
-    fn get(&self, counter: usize) -> u64 {
-        // SAFETY: The counter is below `TOTAL`.
-        unsafe { sys::vramio_counted(counter as u32) }
-    }
-}
-
-/// Counters of an open file or a provider.
+/// The counters of an open file.
 pub(crate) struct Counters([Atomic<u64>; TOTAL]);
-
-impl Count for Counters {
-    fn get(&self, counter: usize) -> u64 {
-        self.0[counter].load(Relaxed)
-    }
-}
 
 impl Counters {
     pub(crate) const fn new() -> Self {
@@ -150,44 +161,90 @@ impl Counters {
         self.0.as_ptr().cast::<bindings::atomic64_t>().cast_mut()
     }
 
-    /// Prints an open file's counters for fdinfo.
+    pub(crate) fn sums(&self) -> Result<Sums> {
+        Sums::new(|counter| self.0[counter].load(Relaxed))
+    }
+
+    /// Prints them for fdinfo.
     pub(crate) fn show(&self, m: &SeqFile) {
-        self.lines(|line| seq_print!(m, "vramio-{line}\n"));
+        if let Ok(sums) = self.sums() {
+            sums.lines(|line| seq_print!(m, "vramio-{line}\n"));
+        }
     }
 
     /// Counts a call that was refused or failed.
     pub(crate) fn refused(&self, refusal: Refusal) {
         // SAFETY: Passes integers.
         unsafe { sys::vramio_trace_refuse(refusal.reason as u32, refusal.errno) };
-        count(self, None, reason(refusal.reason), 1);
+        self.blamed(refusal.reason);
+    }
+
+    /// Counts a reason for the open file and the module.
+    fn blamed(&self, reason: Reason) {
+        self.0[REASON + index(reason)].add(1, Relaxed);
+        BLAMED[index(reason)].add(1, Relaxed);
     }
 }
 
-/// The counter of a reason; of one that is unknown, or none at all, the first, for
-/// which nobody asks.
-fn reason(reason: Reason) -> usize {
-    REASON + reason as usize % REASONS
+/// The counters of a provider: a set for each CPU.
+pub(crate) struct PerCpu(NonNull<c_void>);
+
+// SAFETY: Memory that each CPU adds to its own part of.
+unsafe impl Send for PerCpu {}
+// SAFETY: As above.
+unsafe impl Sync for PerCpu {}
+
+impl PerCpu {
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: Allocates.
+        let counters = unsafe { sys::vramio_counters_new(TOTAL) };
+        Ok(Self(NonNull::new(counters).ok_or(ENOMEM)?))
+    }
+
+    fn as_ptr(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+
+    fn get(&self, counter: usize) -> u64 {
+        // SAFETY: The counter is below `TOTAL`.
+        unsafe { sys::vramio_counters_sum(self.as_ptr(), counter) }
+    }
+
+    pub(crate) fn sums(&self) -> Result<Sums> {
+        Sums::new(|counter| self.get(counter))
+    }
+
+    fn add(&self, counter: usize, n: u64) {
+        // SAFETY: The counter is below `TOTAL`.
+        unsafe { sys::vramio_counters_add(self.as_ptr(), counter, n) };
+    }
 }
 
-/// Adds to the module's counter, and to those of an open file and of a provider.
-fn count(open: &Counters, provider: Option<&Counters>, counter: usize, n: u64) {
-    let provider = provider.map_or(core::ptr::null_mut(), Counters::as_ptr);
-    // SAFETY: The counter is below `TOTAL`.
-    unsafe { sys::vramio_count(open.as_ptr(), provider, counter as u32, n) };
+impl Drop for PerCpu {
+    fn drop(&mut self) {
+        // SAFETY: Allocated in `new()`.
+        unsafe { sys::vramio_counters_free(self.as_ptr()) };
+    }
+}
+
+/// The place of a reason among the reasons; of one that is unknown, or none at all, the
+/// first, for which nobody asks.
+fn index(reason: Reason) -> usize {
+    reason as usize % REASONS
 }
 
 /// A request under way. It ends by [`Flight::end`] or [`Flight::abandon`].
 #[must_use]
 pub(crate) struct Flight {
     direction: Direction,
-    provider: Arc<Counters>,
+    provider: Arc<PerCpu>,
     /// When it began, cycles.
     start: u64,
 }
 
 impl Flight {
-    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<Counters>) -> Self {
-        count(open, Some(&provider), BEGUN, 1);
+    pub(crate) fn begin(direction: Direction, open: &Counters, provider: Arc<PerCpu>) -> Self {
+        count(open, &provider, BEGUN, 1);
         Self {
             direction,
             provider,
@@ -198,51 +255,46 @@ impl Flight {
 
     /// It was not made, and is to be begun again: no request to count.
     pub(crate) fn abandon(&self, open: &Counters) {
-        count(open, Some(&self.provider), BEGUN, 1u64.wrapping_neg());
+        count(open, &self.provider, BEGUN, 1u64.wrapping_neg());
     }
 
     /// Counts its end. A refusal is counted for the provider alone: the caller counts
     /// the call (`Counters::refused`). Callable in any context.
+    #[inline(always)]
     pub(crate) fn end(&self, open: &Counters, outcome: &Result<Results, Refusal>) {
-        let side = self.direction as usize;
-        let one = match outcome {
-            Ok(results) => CERTAINTY + side * CERTAINTIES + results.certainty as usize,
-            Err(_) => REFUSED,
+        let (ending, bytes, reason) = match outcome {
+            Ok(results) => (results.certainty as usize, results.bytes, results.reason),
+            Err(refusal) => (REFUSED, 0, refusal.reason),
         };
         // SAFETY: The counters are below `TOTAL`.
-        let ns = unsafe {
+        unsafe {
             sys::vramio_count_end(
                 open.as_ptr(),
                 self.provider.as_ptr(),
                 self.start,
-                (LATENCY + side * LATENCIES) as u32,
-                LATENCIES as u32,
-                one as u32,
+                self.direction as usize * SIDE,
+                ending as u32,
+                bytes,
+                reason as u32,
             )
         };
-        let results = match outcome {
-            Ok(results) => results,
-            Err(refusal) => {
-                self.provider.0[reason(refusal.reason)].add(1, Relaxed);
-                return;
-            }
-        };
-        let add = |counter, n| count(open, Some(&self.provider), counter, n);
-        add(BYTES + side, results.bytes);
-        if results.reason != Reason::None {
-            add(reason(results.reason), 1);
-            add(UNCOVERED, results.uncovered);
+        if reason != Reason::None {
+            self.blame(open, reason, outcome);
         }
-        let write = self.direction == Direction::Write;
-        // SAFETY: Passes integers.
-        unsafe {
-            sys::vramio_trace_complete(
-                write,
-                results.bytes,
-                ns,
-                results.certainty as u32,
-                results.reason as u32,
-            )
-        };
     }
+
+    #[cold]
+    fn blame(&self, open: &Counters, reason: Reason, outcome: &Result<Results, Refusal>) {
+        self.provider.add(REASON + index(reason), 1);
+        if let Ok(results) = outcome {
+            open.blamed(reason);
+            count(open, &self.provider, UNCOVERED, results.uncovered);
+        }
+    }
+}
+
+/// Adds to a counter of an open file and of a provider.
+fn count(open: &Counters, provider: &PerCpu, counter: usize, n: u64) {
+    // SAFETY: The counter is below `TOTAL`.
+    unsafe { sys::vramio_count(open.as_ptr(), provider.as_ptr(), counter, n) };
 }

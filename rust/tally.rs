@@ -8,7 +8,7 @@
 use crate::{
     hooks, nvfs_ops,
     pci::PciRef,
-    stats::{Count, Counters, Module},
+    stats::{PerCpu, Sums},
 };
 use core::{fmt, pin::Pin};
 use kernel::{
@@ -21,8 +21,8 @@ use kernel::{
 struct Entry {
     domain: u32,
     devid: u32,
-    counters: Arc<Counters>,
-    _file: Pin<KBox<File<Arc<Counters>>>>,
+    counters: Arc<PerCpu>,
+    _file: Pin<KBox<File<Arc<PerCpu>>>>,
 }
 
 struct Tallies {
@@ -31,7 +31,7 @@ struct Tallies {
 }
 
 impl Tallies {
-    fn find(&self, domain: u32, devid: u32) -> Option<Arc<Counters>> {
+    fn find(&self, domain: u32, devid: u32) -> Option<Arc<PerCpu>> {
         let mut entries = self.entries.iter();
         let entry = entries.find(|e| (e.domain, e.devid) == (domain, devid))?;
         Some(entry.counters.clone())
@@ -57,7 +57,7 @@ pub(crate) unsafe fn init() {
 #[pin_data(PinnedDrop)]
 pub(crate) struct Tally {
     #[pin]
-    module: File<Module>,
+    module: File<()>,
     /// Only if the module was loaded for it.
     callbacks: Option<Pin<KBox<File<()>>>>,
 }
@@ -67,7 +67,6 @@ impl Tally {
         pin_init::pin_init_scope(|| {
             let dir = Dir::new(c"vramio");
             TALLIES.lock().dir = Some(dir.clone());
-            let module = Module::checked()?;
             let callbacks = match hooks::enabled() {
                 true => {
                     let file = dir
@@ -78,7 +77,7 @@ impl Tally {
             };
             Ok(try_pin_init!(Self {
                 callbacks,
-                module <- dir.read_callback_file(c"stats", module, &|counters, f| print(counters, f)),
+                module <- dir.read_callback_file(c"stats", (), &|(), f| print(Sums::of_module(), f)),
             }? Error))
         })
     }
@@ -94,26 +93,25 @@ impl PinnedDrop for Tally {
     }
 }
 
-fn print(counters: &impl Count, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn print(sums: Result<Sums>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut result = Ok(());
-    counters.lines(|line| result = result.and_then(|()| writeln!(f, "{line}")));
+    sums.map_err(|_| fmt::Error)?
+        .lines(|line| result = result.and_then(|()| writeln!(f, "{line}")));
     result
 }
 
 /// The counters of a provider, made when it has none yet.
-pub(crate) fn of(pdev: &PciRef) -> Result<Arc<Counters>> {
+pub(crate) fn of(pdev: &PciRef) -> Result<Arc<PerCpu>> {
     let (domain, devid) = (pdev.domain(), pdev.devid());
     let mut tallies = TALLIES.lock();
     if let Some(counters) = tallies.find(domain, devid) {
         return Ok(counters);
     }
-    let counters = Arc::new(Counters::new(), GFP_KERNEL)?;
-    let Some(dir) = &tallies.dir else {
-        return Ok(counters);
-    };
+    let counters = Arc::new(PerCpu::new()?, GFP_KERNEL)?;
+    let dir = tallies.dir.as_ref().ok_or(ENODEV)?;
     let name = CString::try_from_fmt(fmt!("provider-{}", pdev.name().as_str()))?;
-    let file = dir.read_callback_file(&name, counters.clone(), &|counters: &Arc<Counters>, f| {
-        print(&**counters, f)
+    let file = dir.read_callback_file(&name, counters.clone(), &|counters: &Arc<PerCpu>, f| {
+        print(counters.sums(), f)
     });
     let entry = Entry {
         domain,
@@ -126,6 +124,16 @@ pub(crate) fn of(pdev: &PciRef) -> Result<Arc<Counters>> {
 }
 
 /// The counters of a provider that has some.
-pub(crate) fn find(domain: u32, devid: u32) -> Option<Arc<Counters>> {
+pub(crate) fn find(domain: u32, devid: u32) -> Option<Arc<PerCpu>> {
     TALLIES.lock().find(domain, devid)
+}
+
+/// The counters of all providers.
+pub(crate) fn all() -> Result<KVec<Arc<PerCpu>>> {
+    let tallies = TALLIES.lock();
+    let mut all = KVec::with_capacity(tallies.entries.len(), GFP_KERNEL)?;
+    for entry in tallies.entries.iter() {
+        all.push(entry.counters.clone(), GFP_KERNEL)?;
+    }
+    Ok(all)
 }

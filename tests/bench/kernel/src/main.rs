@@ -12,7 +12,7 @@ mod report;
 mod submission;
 mod symbols;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use clap::Parser;
 use machine::Bench;
 use plan::Filter;
@@ -55,6 +55,13 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<bool> {
     let series = cli.kernel.as_deref().filter(|series| !series.is_empty());
     let filter = Filter::new(&cli.filter);
+    let figures = plan::figures(&filter);
+    if figures.is_empty() {
+        bail!(
+            "no figure has {:?} in its name, like vramio-sync/4KiB/1",
+            cli.filter
+        );
+    }
     let checkout = prepare::checkout()?;
     let prepared = prepare::prepare(series, false)?;
     let modules = modules::build(&prepared, Flavour::Plain)?;
@@ -62,7 +69,7 @@ fn run(cli: &Cli) -> Result<bool> {
 
     let mut report = Report::new();
     let mut machine = bench.counting()?;
-    for figure in plan::figures(&filter) {
+    for figure in figures {
         report.add(figure, machine.count(&figure)?);
         eprint!(".");
     }
