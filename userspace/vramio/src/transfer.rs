@@ -213,7 +213,8 @@ impl File {
         let (size, holes) = self.extent(&request, engine)?;
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
         let mut plan = match &direct {
-            Ok((_, limits)) => Plan::direct(request, *limits, size),
+            Ok((_, limits)) => Plan::direct(request, *limits, size)
+                .without_runs_below(self.target.sparse_threshold),
             Err(refusal) => {
                 let reason = refusal.reason().known().unwrap_or(Reason::FileSystem);
                 Plan::compat(request, reason, size)
@@ -226,9 +227,27 @@ impl File {
                     .with_reason(reason)
             })?;
         }
+        let mut short = engine.is_none();
+        let mut fall_back_short = || {
+            if std::mem::replace(&mut short, true) {
+                return Ok(());
+            }
+            self.fall_back(job, Reason::BelowThreshold.into(), || {
+                Refusal::Known(Reason::BelowThreshold).error(self, &request)
+            })
+        };
+        // What is refused moves nothing, so that the holes are looked for beforehand.
+        if self.policy() == Policy::Strict && plan.has_short_runs(map) {
+            fall_back_short()?;
+        }
         let mut sum = Outcome::nothing();
         while let Some(section) = plan.next(map) {
-            match self.section(job, section, engine) {
+            let allowed = if section.is_short() {
+                fall_back_short()
+            } else {
+                Ok(())
+            };
+            match allowed.and_then(|()| self.section(job, section, engine)) {
                 Ok(outcome) => {
                     sum.append(&outcome);
                     if outcome.bytes < section.len {

@@ -447,6 +447,84 @@ fn places_do_not_matter() {
     assert_eq!(content(&alloc)[..setup_len as usize], setup.content);
 }
 
+/// Runs of data between holes that are shorter than the threshold go through host memory, and
+/// are counted once; holes are zeros, and the rest goes as before. Strictly, nothing does. A
+/// request that goes through host memory anyway has no other reason for it.
+#[test]
+fn short_runs_between_holes_are_copied() {
+    const PAGE: u64 = 4096;
+    let data =
+        [(64, 1), (80, 2), (96, 16), (120, 1), (127, 1)].map(|(at, len)| (at * PAGE, len * PAGE));
+    let size = 128 * PAGE;
+    let sparse = |policy, shortest| {
+        let setup = Setup::new(policy, size, |config| config.sparse_threshold = shortest);
+        let file = &setup.direct.file;
+        file.set_len(0).expect("it is cut");
+        file.set_len(size).expect("it is all hole");
+        for (at, len) in data {
+            let bytes = &setup.content[at as usize..(at + len) as usize];
+            file.write_all_at(bytes, at).expect("it can be written");
+        }
+        // What is not on the disk may not be known for a hole.
+        file.sync_all().expect("it is written");
+        setup
+    };
+    for (policy, shortest, short) in [
+        (Policy::Strict, 0, 0),
+        (Policy::Allow, 0, 0),
+        (Policy::Allow, PAGE + 1, 3 * PAGE),
+        (Policy::Allow, 3 * PAGE, 5 * PAGE),
+        (Policy::Strict, PAGE, 0),
+        (Policy::Strict, 2 * PAGE, 3 * PAGE),
+    ] {
+        let setup = sparse(policy, shortest);
+        let (alloc, buffer) = setup.memory(1, size);
+        let result = setup.read(&buffer, size);
+        let counted = setup.counted(Reason::BelowThreshold);
+        assert_eq!(counted, u64::from(short > 0), "{policy} {shortest}");
+        if policy == Policy::Strict && short > 0 {
+            let error = result.expect_err("refused");
+            assert_eq!(
+                (error.reason, error.errno),
+                (Reason::BelowThreshold.into(), Some(Errno::EOPNOTSUPP))
+            );
+            assert!(content(&alloc).iter().all(|byte| *byte == 0xa5));
+            assert_eq!(setup.requests(), []);
+            continue;
+        }
+        let outcome = result.expect("bytes");
+        assert_eq!(content(&alloc), setup.found(), "{policy} {shortest}");
+        let whole: u64 = data.iter().map(|(_, len)| len).sum();
+        let host = [Path::CompatCache, Path::CompatDirect].map(|path| outcome.moved.by(path));
+        assert_eq!(
+            (
+                outcome.bytes,
+                outcome.zeroed,
+                outcome.moved.by(Path::Routed)
+            ),
+            (size, size - whole, whole - short),
+            "{policy} {shortest}: {outcome:?}"
+        );
+        assert_eq!(host.iter().sum::<u64>(), short);
+        let asked: u64 = setup.requests().iter().map(|(_, len)| len).sum();
+        assert_eq!(asked, whole - short);
+        let reason = if short > 0 {
+            Reason::BelowThreshold
+        } else {
+            Reason::HostBridge
+        };
+        // The first run is a short one, if there is any.
+        assert_eq!(outcome.reason, reason);
+    }
+    let setup = sparse(Policy::Allow, 3 * PAGE);
+    setup.mock.peers(false);
+    let (alloc, buffer) = setup.memory(1, size);
+    let outcome = setup.read(&buffer, size).expect("bytes");
+    assert_eq!(content(&alloc), setup.found());
+    assert_eq!(outcome.reason, Reason::HostBridge);
+    assert_eq!(setup.counted(Reason::BelowThreshold), 0);
+}
+
 /// Without routing, and where no GPU is on the way, it is what it was: refused, or through
 /// host memory, and counted.
 #[test]
