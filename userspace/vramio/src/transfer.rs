@@ -106,8 +106,14 @@ impl File {
         result
     }
 
-    /// Asks what the direct path would do with a request, and moves nothing. A `len` of 0
-    /// asks about the file and the buffer as such.
+    /// Asks what would become of a request, and moves nothing: whether it would go direct, or
+    /// through another GPU's memory ([`Path::Routed`](crate::Path), with
+    /// [`via`](Verdict::via)), or be refused, so that it would go through host memory with
+    /// another policy than [`Policy::Strict`]. A `len` of 0 asks about the file and the buffer
+    /// as such. Holes of the file are not looked for.
+    ///
+    /// Where ways over other GPUs are on, it finds the way as the first request would, and so may
+    /// make bounce buffers, and wait for one.
     ///
     /// # Errors
     ///
@@ -123,18 +129,38 @@ impl File {
         len: u64,
     ) -> Result<Verdict, Error> {
         self.context.check_process(Operation::Probe)?;
-        let request = Request {
-            direction,
-            file_offset,
-            buffer_offset: buffer.range.start.saturating_add(buffer_offset),
-            len,
+        let job = Job {
+            target: self.target.clone(),
+            memory: buffer.memory.clone(),
+            request: Request {
+                direction,
+                file_offset,
+                buffer_offset: buffer.range.start.saturating_add(buffer_offset),
+                len,
+            },
+            cancel: None,
+            after: None,
         };
         let inner = &self.context.inner;
         let takes = |engine: &&P2pdma| engine.takes(&buffer.memory).is_ok();
-        match (&inner.kmod, inner.p2pdma.as_ref().filter(takes)) {
-            (Ok(kmod), _) => kmod.probe(&self.target, &buffer.memory, &request),
-            (Err(_), Some(p2pdma)) => Ok(p2pdma.probe(&self.target, &buffer.memory, &request)),
-            (Err(error), None) => Err(error.clone()),
+        let engine: &dyn Engine = match (&inner.router, &inner.kmod) {
+            (Some(router), _) => router,
+            (None, Ok(kmod)) => &**kmod,
+            (None, Err(error)) => match inner.p2pdma.as_ref().filter(takes) {
+                Some(p2pdma) => p2pdma,
+                None => return Err(error.clone()),
+            },
+        };
+        let forbidden = if self.target.denied {
+            Some(Reason::Denied)
+        } else {
+            (0 < len && len < self.target.threshold).then_some(Reason::BelowThreshold)
+        };
+        match forbidden {
+            Some(reason) if self.target.filesystem.reason == Reason::None => {
+                Ok(Verdict::refused(reason, Errno::EOPNOTSUPP))
+            }
+            _ => engine.probe(&job),
         }
     }
 

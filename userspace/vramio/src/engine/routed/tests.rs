@@ -158,6 +158,10 @@ impl Engine for Direct {
         }
     }
 
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        Ok(forecast(Path::DirectSwitch, self.offer(job), job))
+    }
+
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         let memory = Self::device(job);
         let request = job.request;
@@ -568,6 +572,118 @@ fn without_a_route_it_is_refused_or_copied() {
             }
             assert_eq!(setup.counted(reason), 1, "case {case}");
             assert_eq!(setup.requests(), []);
+        }
+    }
+}
+
+/// What is said of a request beforehand is what becomes of it, strictly: path, GPU on the way,
+/// reason. Asking moves nothing.
+#[test]
+fn a_probe_says_what_requests_do() {
+    type Change = fn(&Setup);
+    let nothing: Change = |_| ();
+    let no_pgmap: Change = |setup| {
+        lock(&setup.direct.refused).insert(0, Reason::NoPgmap);
+    };
+    let no_peers: Change = |setup| setup.mock.peers(false);
+    let routes = tempfile::tempdir().expect("a directory");
+    let by_host = routes.path().join("routes.toml");
+    let text = "[[route]]\ngpu = \"*\"\ndrive = \"*\"\nvia = \"host\"\n";
+    fs::write(&by_host, text).expect("it can be written");
+    type Set<'a> = &'a dyn Fn(&mut Config);
+    let on: Set<'_> = &|_| ();
+    let off: Set<'_> = &|config| config.routing.order = crate::routing::Order::off();
+    let laid_down: Set<'_> = &|config| config.routing.file = Some(by_host.clone());
+    let denied: Set<'_> = &|config| config.deny.paths = vec!["/".into()];
+    let short: Set<'_> = &|config| config.threshold = MIB;
+    let routed = (Path::Routed, Reason::HostBridge);
+    let refused = |reason| (Path::None, reason);
+    // With the device, the place in the file and the length, and what is said.
+    type Case<'a> = (Set<'a>, Change, u32, (u64, u64), (Path, Reason));
+    let cases: [Case<'_>; 13] = [
+        (on, nothing, 1, (0, MIB), routed),
+        // The place in GPU memory does not matter, that in the file does.
+        (on, nothing, 1, (512, 1024), routed),
+        (
+            on,
+            nothing,
+            1,
+            (100, 1024),
+            refused(Reason::UnalignedOffset),
+        ),
+        (on, nothing, 1, (0, 700), refused(Reason::UnalignedLength)),
+        (on, nothing, 0, (0, MIB), (Path::DirectSwitch, Reason::None)),
+        (on, nothing, 0, (100, 512), refused(Reason::UnalignedBuffer)),
+        (on, no_peers, 1, (0, MIB), refused(Reason::HostBridge)),
+        (on, no_pgmap, 1, (0, MIB), refused(Reason::HostBridge)),
+        (on, no_pgmap, 0, (0, MIB), refused(Reason::NoPgmap)),
+        (off, nothing, 1, (0, MIB), refused(Reason::HostBridge)),
+        (
+            laid_down,
+            nothing,
+            0,
+            (0, MIB),
+            refused(Reason::RouteOverride),
+        ),
+        (denied, nothing, 1, (0, MIB), refused(Reason::Denied)),
+        (
+            short,
+            nothing,
+            1,
+            (0, MIB - 512),
+            refused(Reason::BelowThreshold),
+        ),
+    ];
+    for (case, (set, change, device, (offset, len), expected)) in cases.into_iter().enumerate() {
+        let setup = Setup::new(Policy::Strict, 2 * MIB, |config| set(config));
+        change(&setup);
+        let (alloc, buffer) = setup.memory(device, MIB);
+        let probe = |len| setup.file.probe(Direction::Read, &buffer, offset, 0, len);
+        let verdict = probe(len).expect("a verdict");
+        let is_routed = expected.0 == Path::Routed;
+        let via = is_routed.then(|| at(NEAR));
+        assert_eq!(
+            (verdict.path, verdict.reason),
+            (expected.0.into(), expected.1.into()),
+            "{case}"
+        );
+        assert_eq!(
+            (verdict.via, verdict.certainty),
+            (via, Certainty::Forecast.into()),
+            "{case}"
+        );
+        assert_eq!(verdict.is_refused(), expected.0 == Path::None, "{case}");
+        assert_eq!(verdict.error.is_some(), verdict.is_refused(), "{case}");
+        if is_routed {
+            let aligns = (verdict.mem_align, verdict.offset_align);
+            assert_eq!(aligns, (Some(1), Some(512)), "{case}");
+        }
+        // As such, it is the same way.
+        let whole = probe(0).expect("a verdict");
+        if !verdict.is_refused() {
+            assert_eq!((whole.path, whole.via), (verdict.path, via), "{case}");
+        }
+        assert_eq!(setup.requests(), [], "{case}");
+        assert!(content(&alloc).iter().all(|byte| *byte == 0xa5), "{case}");
+        let stats = setup.context.stats();
+        assert_eq!((stats.requests, stats.bytes), ([0; 2], [0; 2]));
+        match setup.file.read_at(&buffer, offset, 0, len) {
+            Ok(outcome) => {
+                assert_eq!((outcome.bytes, outcome.path), (len, verdict.path), "{case}");
+                assert_eq!(
+                    (outcome.via, outcome.reason),
+                    (via, verdict.reason),
+                    "{case}"
+                );
+            }
+            Err(error) => {
+                assert!(verdict.is_refused(), "{case}: {error}");
+                assert_eq!(
+                    (error.reason, error.errno),
+                    (verdict.reason, verdict.error),
+                    "{case}"
+                );
+            }
         }
     }
 }
