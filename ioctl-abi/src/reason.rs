@@ -216,7 +216,7 @@ pub enum Reason {
     NoExport = 263,
     /// The program cannot copy to or from this memory.
     NoCopy = 264,
-    /// The request is smaller than the direct path is worth.
+    /// The request, or a run of data next to a hole, is smaller than the direct path is worth.
     BelowThreshold = 265,
     /// All staging buffers are in use.
     PoolExhausted = 266,
@@ -937,8 +937,8 @@ impl Reason {
             ),
             Reason::BelowThreshold => (
                 "below-threshold",
-                "the request is smaller than the threshold of the direct path",
-                "lower the threshold, or ask for more at once",
+                "the request, or its data between holes, is smaller than the threshold of the direct path",
+                "lower the threshold, or that of sparse files, or ask for more at once",
             ),
             Reason::PoolExhausted => (
                 "pool-exhausted",

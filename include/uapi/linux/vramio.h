@@ -378,7 +378,9 @@ enum vramio_reason {
 	VRAMIO_REASON_NO_EXPORT = 263,
 	/* The program cannot copy to or from this memory. */
 	VRAMIO_REASON_NO_COPY = 264,
-	/* The request is smaller than the direct path is worth. */
+	/*
+	 * The request, or a run of data next to a hole, is smaller than the direct path is worth.
+	 */
 	VRAMIO_REASON_BELOW_THRESHOLD = 265,
 	/* All staging buffers are in use. */
 	VRAMIO_REASON_POOL_EXHAUSTED = 266,

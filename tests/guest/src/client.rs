@@ -15,6 +15,8 @@ pub enum ClientOp {
         policy: String,
         /// Whether requests may go through another GPU's memory.
         routing: bool,
+        /// Runs of data next to holes that are shorter, bytes, don't go direct.
+        sparse_threshold: u64,
     },
     /// Allocates CUDA memory → [`Memory`].
     Alloc {

@@ -75,10 +75,15 @@ fn context(number: u32) -> Result<Context, Failure> {
 pub fn run(op: ClientOp) -> Result<Value, Failure> {
     let mock = mock()?;
     match op {
-        ClientOp::Context { policy, routing } => {
+        ClientOp::Context {
+            policy,
+            routing,
+            sparse_threshold,
+        } => {
             let mut config = Config::default();
             config.policy = policy.parse::<Policy>().map_err(failure)?;
             config.routing.enabled = routing;
+            config.sparse_threshold = sparse_threshold;
             let context = Context::with_config(config).map_err(failed)?;
             to_value(keep(Thing::Context(context)))
         }

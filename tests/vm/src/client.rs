@@ -65,17 +65,26 @@ pub struct Buffer {
 impl Client {
     /// A program in a session.
     pub fn new(session: &Session, policy: &str) -> Result<Self> {
-        Self::with(session, policy, false)
+        Self::with(session, policy, false, 0)
     }
 
     /// One whose requests may go through another GPU's memory.
     pub fn routing(session: &Session, policy: &str) -> Result<Self> {
-        Self::with(session, policy, true)
+        Self::with(session, policy, true, 0)
     }
 
-    fn with(session: &Session, policy: &str, routing: bool) -> Result<Self> {
+    /// One whose runs of data next to holes go direct from so many bytes on.
+    pub fn sparse(session: &Session, policy: &str, threshold: u64) -> Result<Self> {
+        Self::with(session, policy, false, threshold)
+    }
+
+    fn with(session: &Session, policy: &str, routing: bool, sparse_threshold: u64) -> Result<Self> {
         let policy = policy.to_owned();
-        let context = session.call(Op::Client(ClientOp::Context { policy, routing }))?;
+        let context = session.call(Op::Client(ClientOp::Context {
+            policy,
+            routing,
+            sparse_threshold,
+        }))?;
         Ok(Self {
             session: session.clone(),
             context,

@@ -191,8 +191,8 @@ pub struct CpArgs {
 #[command(
     after_long_help = "Without --gpu, GPU 0 is asked about; if there is no GPU, the file alone, \
         and the verdict is then at best \"undecided\".\n\n\
-        Exit status: 0 if requests would go direct (without FILE: of one pair of GPU and drive at \
-        least); 2 if they would go through host memory; 3 if neither works, as without a GPU; 1 if \
+        Exit status: 0 if requests would go direct, or through another GPU's memory where routing \
+        is on (without FILE: of one pair of GPU and drive at least); 2 if they would go through host memory; 3 if neither works, as without a GPU; 1 if \
         the question could not be asked (no such file, no such GPU); 64 for bad usage."
 )]
 pub struct CheckArgs {

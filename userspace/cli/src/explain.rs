@@ -68,7 +68,9 @@ struct Step {
 }
 
 fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
-    let answer = file::ask(&args.file, args.gpu, args.write)?;
+    let config = Config::load()?;
+    let rules = Rules::new(&config.routing)?;
+    let answer = file::ask(config, &args.file, args.gpu, args.write)?;
     let mut topology = machine::topology("explain")?;
     routing::add_cuda(&mut topology);
     let gpu = answer.gpu().and_then(crate::gpu::Gpu::address);
@@ -81,14 +83,18 @@ fn explain(args: &ExplainArgs) -> Result<Explanation<'_>, Failure> {
     };
     Ok(Explanation {
         chain: chain(&args.file, &view)?,
-        ways: ways(&args.file, &view)?,
+        ways: ways(&args.file, &view, &rules)?,
         answer,
         old_kernel: old.then_some(release),
     })
 }
 
 /// Which way a file's data takes.
-fn ways(path: &Path, view: &View<'_>) -> Result<Option<(String, Decision)>, Failure> {
+fn ways(
+    path: &Path,
+    view: &View<'_>,
+    rules: &Rules,
+) -> Result<Option<(String, Decision)>, Failure> {
     let metadata = fs::metadata(path).map_err(|error| Failure::io("explain", path, &error))?;
     let number = if metadata.file_type().is_block_device() {
         metadata.rdev()
@@ -99,7 +105,6 @@ fn ways(path: &Path, view: &View<'_>) -> Result<Option<(String, Decision)>, Fail
     let Some(gpu) = view.gpu.filter(|_| !drives.is_empty()) else {
         return Ok(None);
     };
-    let rules = Rules::new(&Config::load()?.routing)?;
     let decision = rules.decide(view.topology, gpu, &drives);
     Ok(Some((rules.heading(), decision)))
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use vramio::routing::{Order, Step};
 use vramio::{Config, FileSystem, Key, Policy, Source};
 
-use crate::key::{filesystem, ROUTES};
+use crate::key::{filesystem, ROUTES, SPARSE_KB};
 use crate::load::{Cufile, Entry};
 use crate::value::Value;
 
@@ -19,7 +19,9 @@ impl Cufile {
     /// from the program stays: those go before the file, and `VRAMIO_*` before `CUFILE_*`.
     ///
     /// A value that is NVIDIA's default counts as not set: NVIDIA's own file spells them all
-    /// out, and vramio's defaults suit it better.
+    /// out, and vramio's defaults suit it better. Of one key alone the default is NVIDIA's:
+    /// `sparse.min_p2pdma_threshold_kb`. Nobody chose that, so it refuses nothing: where the
+    /// policy is strict, it is left out.
     #[must_use]
     pub fn config(&self, base: Config) -> Config {
         let mut config = base;
@@ -27,6 +29,7 @@ impl Cufile {
         self.threads(&mut config);
         self.staging(&mut config);
         self.thresholds(&mut config);
+        self.sparse(&mut config);
         self.deny(&mut config);
         self.routing(&mut config);
         config
@@ -169,6 +172,29 @@ impl Cufile {
             config.thresholds = own;
             config.set_source(Key::Thresholds, source.clone());
         }
+    }
+
+    /// Runs of data between holes. It comes after the policy.
+    fn sparse(&self, config: &mut Config) {
+        let shortest = self.chosen("sparse.min_p2pdma_threshold_kb");
+        let unset = config.source(Key::SparseThreshold) == Source::Default;
+        let (kib, source) = if let Some(entry) = self.chosen("sparse.p2p_compat_enable") {
+            (0, entry.source.clone())
+        } else if let Some(Entry {
+            value: Value::Number(kib),
+            source,
+            ..
+        }) = shortest
+        {
+            (*kib, source.clone())
+        } else if unset && config.policy != Policy::Strict {
+            (SPARSE_KB, Source::Default)
+        } else {
+            return;
+        };
+        put(config, Key::SparseThreshold, &source, |config| {
+            config.sparse_threshold = kib.unsigned_abs() << 10;
+        });
     }
 
     fn deny(&self, config: &mut Config) {

@@ -88,7 +88,6 @@ const RDMA: &str = "network file systems always go through host memory here";
 const ENGINE: &str = "what moves the data is found by itself; VRAMIO_DIRECT_ENGINE says otherwise";
 const TOPOLOGY: &str = "the kernel knows the topology";
 const URING: &str = "how files are read is found by itself";
-const HOLES: &str = "on the direct path holes are zeroed on the GPU, whatever their size";
 const NVTX: &str = "there are no NVTX traces";
 const CHECKS: &str = "every call is always checked";
 
@@ -114,6 +113,9 @@ const fn number(
         usual: Usual::Number(usual),
     }
 }
+
+/// Shorter runs of data between holes go through host memory, KiB.
+pub(crate) const SPARSE_KB: i64 = 8;
 
 /// Sizes in KiB: pages, up to what fits.
 const KB: (i64, i64, i64) = (4, 1 << 30, 4);
@@ -468,11 +470,11 @@ pub static KEYS: &[Key] = &[
     denied("denylist.filesystems", Kind::Texts),
     number(
         "sparse.min_p2pdma_threshold_kb",
-        8,
+        SPARSE_KB,
         (0, 1 << 30, 1),
-        Effect::None(HOLES),
+        Effect::Config,
     ),
-    flag("sparse.p2p_compat_enable", true, Effect::None(HOLES)),
+    flag("sparse.p2p_compat_enable", true, Effect::Config),
     flag(
         "miscellaneous.api_check_aggressive",
         false,

@@ -523,7 +523,51 @@ mod tests {
     fn without_a_file_nothing_is_set() {
         let cufile = load(None, &[]).expect("nothing is wrong");
         assert_eq!(cufile, Cufile::default());
-        assert_eq!(cufile.config(Config::default()), Config::default());
+        let config = cufile.config(Config::default());
+        for key in vramio::Key::ALL {
+            assert_eq!(config.source(key), Source::Default, "{key}");
+            let usual = match key {
+                // NVIDIA's.
+                vramio::Key::SparseThreshold => "8192".to_owned(),
+                key => Config::default().text(key),
+            };
+            assert_eq!(config.text(key), usual, "{key}");
+        }
+    }
+
+    /// The default of runs between holes goes before no value that somebody chose, and is none
+    /// where nothing may be copied; one that was chosen stays one.
+    #[test]
+    fn a_default_refuses_nothing() {
+        let strict = [("CUFILE_ALLOW_COMPAT_MODE", "false")];
+        let spelled =
+            r#"{ "sparse": { "min_p2pdma_threshold_kb": 8, "p2p_compat_enable": true } }"#;
+        let chosen = r#"{ "sparse": { "min_p2pdma_threshold_kb": 16 } }"#;
+        let off = r#"{ "sparse": { "min_p2pdma_threshold_kb": 16, "p2p_compat_enable": false } }"#;
+        for (text, bytes, bytes_of_strict, from_ours) in [
+            (None, 8 << 10, 0, 4096),
+            (Some(spelled), 8 << 10, 0, 4096),
+            (Some(chosen), 16 << 10, 16 << 10, 16 << 10),
+            (Some(off), 0, 0, 0),
+        ] {
+            let get = |variables: &[(&str, &str)], base: Config| {
+                let config = load(text, variables).expect("good").config(base);
+                config.sparse_threshold
+            };
+            let mut ours = Config::default();
+            ours.sparse_threshold = 4096;
+            let mut from = |source| {
+                ours.set_source(vramio::Key::SparseThreshold, source);
+                ours.clone()
+            };
+            let path = PathBuf::from("/etc/vramio.toml");
+            let file = from(Source::File { path, line: 1 });
+            let program = from(Source::Program);
+            assert_eq!(get(&[], Config::default()), bytes, "{text:?}");
+            assert_eq!(get(&strict, Config::default()), bytes_of_strict, "{text:?}");
+            assert_eq!(get(&[], file), from_ours, "{text:?}");
+            assert_eq!(get(&[], program), 4096, "{text:?}");
+        }
     }
 
     #[test]

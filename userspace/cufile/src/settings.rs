@@ -284,9 +284,9 @@ impl Settings {
         Ok(Self::of(staged, &cufile, base))
     }
 
-    fn of(staged: &Layer, cufile: &Cufile, base: Config) -> Self {
-        let mut config = cufile.config(base);
-        staged.put_into(&mut config);
+    fn of(staged: &Layer, cufile: &Cufile, mut base: Config) -> Self {
+        staged.put_into(&mut base);
+        let config = cufile.config(base);
         let layer = staged.over(&Layer::of(cufile));
         let size = |which: usize| layer.sizes[which].unwrap_or(SIZES[which].1);
         let set = |which: usize| layer.bools[which].unwrap_or(BOOLS[which].1);
@@ -419,6 +419,20 @@ mod tests {
         let none = settings(&Layer::default(), "{}");
         assert!(!none.strict, "compat is allowed");
         assert_eq!((none.batch, none.level, none.log), (128, Level::Warn, None));
+    }
+
+    /// NVIDIA's default of runs between holes is none where the caller allows no copy.
+    #[test]
+    fn a_default_refuses_nothing_that_the_caller_wants_direct() {
+        let shortest = |staged: &Layer, json: &str| settings(staged, json).config.sparse_threshold;
+        let chosen = r#"{ "sparse": { "min_p2pdma_threshold_kb": 32 } }"#;
+        let mut strict = Layer::default();
+        strict
+            .set_bool(flag::ALLOW_COMPAT, false)
+            .expect("it is one");
+        let both = |json| [Layer::default(), strict.clone()].map(|staged| shortest(&staged, json));
+        assert_eq!(both("{}"), [8 << 10, 0]);
+        assert_eq!(both(chosen), [32 << 10, 32 << 10]);
     }
 
     /// Every parameter of the interface is a key of the file.

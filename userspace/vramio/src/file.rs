@@ -53,6 +53,8 @@ pub(crate) struct Target {
     pub(crate) denied: bool,
     /// Requests that are shorter, bytes, don't go direct.
     pub(crate) threshold: u64,
+    /// Runs of data next to holes that are shorter, bytes, don't either.
+    pub(crate) sparse_threshold: u64,
     align: DirectAlign,
     /// The file system's blocks, bytes, as far as it matters: direct I/O and the page
     /// cache never meet in one.
@@ -159,6 +161,7 @@ impl File {
                 id: NEXT.fetch_add(1, Relaxed),
                 denied: config.deny.names(fd.as_fd(), &stat, filesystem),
                 threshold: config.threshold_of(filesystem),
+                sparse_threshold: config.sparse_threshold,
                 fd,
                 flags,
                 block,

@@ -300,7 +300,8 @@ pub struct Verdict {
     /// How the bytes would travel; [`Path::None`] when the request would be
     /// refused, or when the question was about the file alone.
     pub path: Code<Path>,
-    /// Why it would be refused, else [`Reason::None`].
+    /// Why it would be refused; of [`Path::Routed`] why it would not go direct; else
+    /// [`Reason::None`].
     pub reason: Code<Reason>,
     /// Never above [`Certainty::Forecast`].
     pub certainty: Code<Certainty>,
@@ -310,13 +311,31 @@ pub struct Verdict {
     pub mem_align: Option<u32>,
     /// Alignment of file offsets and lengths, bytes.
     pub offset_align: Option<u32>,
-    /// P2PDMA distance between drive and GPU: the hops of the shortest way.
+    /// P2PDMA distance between drive and GPU, the one with the data: the hops of the shortest
+    /// way.
     pub distance: Option<u32>,
     /// The drive below the file.
     pub target: Option<PciAddress>,
+    /// The GPU through whose memory the bytes would go, of [`Path::Routed`].
+    pub via: Option<PciAddress>,
 }
 
 impl Verdict {
+    /// A request would be refused, for this reason.
+    pub(crate) fn refused(reason: impl Into<Code<Reason>>, errno: Errno) -> Self {
+        Verdict {
+            path: Path::None.into(),
+            reason: reason.into(),
+            certainty: Certainty::Forecast.into(),
+            error: Some(errno),
+            mem_align: None,
+            offset_align: None,
+            distance: None,
+            target: None,
+            via: None,
+        }
+    }
+
     pub(crate) fn from_abi(probe: &VramioProbe) -> Self {
         let align = |bytes: u32| (bytes != 0).then_some(bytes);
         Verdict {
@@ -328,13 +347,14 @@ impl Verdict {
             offset_align: align(probe.offset_align),
             distance: u32::try_from(probe.distance).ok(),
             target: PciAddress::from_abi(probe.target_domain, probe.target_devid),
+            via: None,
         }
     }
 
     /// Whether such a request would be refused. A question about the file alone
     /// leaves open whether a GPU can be reached.
     pub fn is_refused(&self) -> bool {
-        self.error.is_some() || self.reason != Reason::None
+        self.error.is_some() || (self.reason != Reason::None && self.path != Path::Routed)
     }
 }
 

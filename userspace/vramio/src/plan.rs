@@ -92,6 +92,12 @@ pub(crate) struct Plan {
     cap: u64,
     grain: u64,
     at: u64,
+    /// A shorter run of data next to a hole doesn't go direct.
+    shortest: u64,
+    /// Where in the file the run of data at `at` began; none where one begins.
+    run: Option<u64>,
+    /// Whether it is shorter; none if nobody has looked.
+    short: Option<bool>,
 }
 
 impl Plan {
@@ -115,6 +121,9 @@ impl Plan {
             cap: (cap - cap % grain).max(grain),
             grain,
             at: 0,
+            shortest: 0,
+            run: None,
+            short: None,
         };
         let begin = request.file_offset;
         let head = (file_align - begin % file_align) % file_align;
@@ -176,7 +185,22 @@ impl Plan {
             cap: u64::MAX,
             grain: 1,
             at: 0,
+            shortest: 0,
+            run: None,
+            short: None,
         }
+    }
+
+    /// The same, and runs of data next to a hole, or between two, that are shorter than so many
+    /// bytes go through host memory ([`Reason::BelowThreshold`]).
+    pub(crate) fn without_runs_below(self, shortest: u64) -> Self {
+        Plan { shortest, ..self }
+    }
+
+    /// Whether there is such a run in what is left of it.
+    pub(crate) fn has_short_runs(&self, map: Option<&dyn Map>) -> bool {
+        let mut rest = self.clone();
+        self.shortest > 0 && std::iter::from_fn(|| rest.next(map)).any(|section| section.is_short())
     }
 
     /// Why a part of it can't go direct, if that is so.
@@ -220,7 +244,7 @@ impl Plan {
 
     /// Makes the section end where the next hole begins, or makes it the hole. `end` is
     /// that of what goes the same way.
-    fn cut(&self, section: &mut Section, end: u64, map: &dyn Map) {
+    fn cut(&mut self, section: &mut Section, end: u64, map: &dyn Map) {
         let base = self.request.file_offset;
         let from = base + section.at;
         let last = base + end;
@@ -237,21 +261,70 @@ impl Plan {
             if zeros > 0 {
                 section.len = zeros;
                 section.way = Way::Zero;
+                (self.run, self.short) = (None, None);
                 return;
             }
         }
         // Data: up to the first hole that is a whole block.
-        let mut at = extent_end;
-        while at < last && at < from + section.len {
+        if let Some(hole) = self.hole(from, extent_end, from + section.len, last, map) {
+            section.len = section.len.min(hole - from);
+        }
+        let run = *self.run.get_or_insert(from);
+        if self.shortest == 0 || section.way != Way::Direct {
+            return;
+        }
+        let short = match self.short {
+            Some(short) => short,
+            None => self.is_short(run, from, extent.end, map),
+        };
+        self.short = Some(short);
+        if short {
+            section.way = Way::Compat(Reason::BelowThreshold);
+        }
+    }
+
+    /// Where the data that begins at `from` and goes on up to `at` ends in a hole that is a
+    /// whole block, as far as that is looked for before `until`. Nothing from `last` on counts.
+    fn hole(&self, from: u64, mut at: u64, until: u64, last: u64, map: &dyn Map) -> Option<u64> {
+        while at < last.min(until) {
             let extent = map.extent(at);
-            let begin = base + section.at + (at - from).next_multiple_of(self.grain);
+            let begin = from + (at - from).next_multiple_of(self.grain);
             let hole_end = extent.end.min(last);
             if extent.hole && (hole_end == last || hole_end >= begin + self.grain) && begin < last {
-                section.len = section.len.min(begin - from);
-                return;
+                return Some(begin);
             }
             at = hole_end;
         }
+        None
+    }
+
+    /// Whether a run of data is too short to go direct: the one that begins at `run`, of which
+    /// what lies from `from` up to `at` is next. It ends where the next hole begins, or the
+    /// request.
+    fn is_short(&self, run: u64, from: u64, at: u64, map: &dyn Map) -> bool {
+        let base = self.request.file_offset;
+        let until = run.saturating_add(self.shortest);
+        let mut last = from;
+        for section in self.frame.iter().flatten() {
+            let end = base + section.at + section.len;
+            if end <= from {
+                continue;
+            }
+            let begin = from.max(base + section.at);
+            if let Some(hole) = self.hole(begin, begin.max(at), until, end, map) {
+                return hole < until;
+            }
+            last = end;
+        }
+        // What comes before it is a hole, if anything does.
+        run > base && last < until
+    }
+}
+
+impl Section {
+    /// Whether it is a run of data that is too short to go direct.
+    pub(crate) fn is_short(&self) -> bool {
+        self.way == Way::Compat(Reason::BelowThreshold)
     }
 }
 
@@ -384,12 +457,15 @@ mod tests {
             request in request(),
             limits in limits(),
             mapped in any::<bool>(),
+            shortest in prop_oneof![Just(0u64), 0u64..6000],
         ) {
             let mut plan = match limits {
                 Some(limits) => Plan::direct(request, limits, file.size),
                 None => Plan::compat(request, Reason::NoModule, file.size),
             };
+            plan = plan.without_runs_below(shortest);
             let map: Option<&dyn Map> = mapped.then_some(&file);
+            let short = plan.has_short_runs(map);
             let expected = match request.direction {
                 Direction::Read => read(&file, &request),
                 Direction::Write => vec![7; request.len as usize],
@@ -423,7 +499,11 @@ mod tests {
                             let shown = limits.expect("a direct engine").shown;
                             prop_assert!(part.buffer_offset + part.len > shown);
                         }
-                        compat.get_or_insert(reason);
+                        if reason == Reason::BelowThreshold {
+                            prop_assert!(short && part.len < shortest);
+                        } else {
+                            compat.get_or_insert(reason);
+                        }
                     }
                     Way::Zero => {
                         prop_assert_eq!(request.direction, Direction::Read);
@@ -443,6 +523,41 @@ mod tests {
             if let Some(compat) = compat {
                 prop_assert!(refused.is_some(), "{:?}", compat);
             }
+        }
+
+        /// What goes direct next to a hole, or between two, is as long as it has to be, and
+        /// nothing else changes.
+        #[test]
+        fn short_runs_of_data_do_not_go_direct(
+            file in file(),
+            request in request(),
+            limits in limits(),
+            shortest in 0u64..6000,
+        ) {
+            let request = Request { direction: Direction::Read, ..request };
+            let plan = match limits {
+                Some(limits) => Plan::direct(request, limits, file.size),
+                None => Plan::compat(request, Reason::NoModule, file.size),
+            };
+            let usual = all(plan.clone(), Some(&file));
+            let plan = plan.without_runs_below(shortest);
+            prop_assert_eq!(all(plan.clone(), None), all(Plan { shortest: 0, ..plan.clone() }, None));
+            let mut expected = usual.clone();
+            let is_hole = |section: &Section| section.way == Way::Zero;
+            for at in 0..usual.len() {
+                let before = usual[..at].iter().rposition(is_hole);
+                let behind = usual[at..].iter().position(is_hole);
+                let run = before.map_or(0, |hole| hole + 1)..behind.map_or(usual.len(), |n| at + n);
+                let len: u64 = usual[run].iter().map(|section| section.len).sum();
+                let bounded = before.is_some() || behind.is_some();
+                if usual[at].way == Way::Direct && bounded && len < shortest {
+                    expected[at].way = Way::Compat(Reason::BelowThreshold);
+                    expected[at].ask = expected[at].len;
+                }
+            }
+            let short = expected.iter().any(Section::is_short);
+            prop_assert_eq!(plan.has_short_runs(Some(&file)), short);
+            prop_assert_eq!(all(plan, Some(&file)), expected);
         }
 
         /// Whole blocks of a hole are never asked of a drive.
@@ -473,8 +588,13 @@ mod tests {
         }
     }
 
-    fn sections(mut plan: Plan) -> Vec<(u64, u64, u64, Way)> {
-        std::iter::from_fn(|| plan.next(None))
+    fn all(mut plan: Plan, map: Option<&dyn Map>) -> Vec<Section> {
+        std::iter::from_fn(|| plan.next(map)).collect()
+    }
+
+    fn sections(plan: Plan) -> Vec<(u64, u64, u64, Way)> {
+        all(plan, None)
+            .into_iter()
             .map(|section| (section.at, section.len, section.ask, section.way))
             .collect()
     }
@@ -535,6 +655,62 @@ mod tests {
             };
             assert_eq!(sections(Plan::direct(past, LIMITS, 4196)), []);
         }
+    }
+
+    /// A run is as long as it is in the request, and what is in the request is next to it.
+    #[test]
+    fn runs_between_holes_are_measured() {
+        let block = 4096;
+        let extents = [
+            (true, 1),
+            (false, 3),
+            (true, 5),
+            (false, 7),
+            (true, 8),
+            (false, 9),
+        ];
+        let file = File {
+            extents: extents
+                .map(|(hole, end)| Extent {
+                    hole,
+                    end: end * block,
+                })
+                .to_vec(),
+            size: 9 * block,
+        };
+        let ways = |from: u64, len: u64| {
+            let request = Request {
+                direction: Direction::Read,
+                file_offset: from,
+                buffer_offset: 0,
+                len,
+            };
+            let limits = Limits {
+                cap: block,
+                ..LIMITS
+            };
+            let plan = Plan::direct(request, limits, file.size).without_runs_below(2 * block);
+            let letter = |section: Section| match section.way {
+                Way::Direct => "d",
+                Way::Zero => "-",
+                Way::Compat(Reason::BelowThreshold) => "s",
+                Way::Compat(_) => "c",
+            };
+            all(plan, Some(&file))
+                .into_iter()
+                .map(letter)
+                .collect::<String>()
+        };
+        // The last block is one, and alone; a run of two, of one block each, is none.
+        assert_eq!(ways(0, 9 * block), "-dd-dd-s");
+        // Cut by the request, on either side.
+        assert_eq!(ways(2 * block, 4 * block), "s-s");
+        assert_eq!(ways(5 * block, block), "d");
+        assert_eq!(ways(5 * block, 2 * block), "dd");
+        // The edge that is not aligned is part of it.
+        assert_eq!(ways(2 * block - 12, 4 * block), "cs-sc");
+        assert_eq!(ways(block + 12, 2 * block - 12), "cdd");
+        assert_eq!(ways(block - 512, block + 512), "-s");
     }
 
     #[test]

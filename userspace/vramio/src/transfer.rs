@@ -106,8 +106,14 @@ impl File {
         result
     }
 
-    /// Asks what the direct path would do with a request, and moves nothing. A `len` of 0
-    /// asks about the file and the buffer as such.
+    /// Asks what would become of a request, and moves nothing: whether it would go direct, or
+    /// through another GPU's memory ([`Path::Routed`](crate::Path), with
+    /// [`via`](Verdict::via)), or be refused, so that it would go through host memory with
+    /// another policy than [`Policy::Strict`]. A `len` of 0 asks about the file and the buffer
+    /// as such. Holes of the file are not looked for.
+    ///
+    /// Where ways over other GPUs are on, it finds the way as the first request would, and so may
+    /// make bounce buffers, and wait for one.
     ///
     /// # Errors
     ///
@@ -123,18 +129,38 @@ impl File {
         len: u64,
     ) -> Result<Verdict, Error> {
         self.context.check_process(Operation::Probe)?;
-        let request = Request {
-            direction,
-            file_offset,
-            buffer_offset: buffer.range.start.saturating_add(buffer_offset),
-            len,
+        let job = Job {
+            target: self.target.clone(),
+            memory: buffer.memory.clone(),
+            request: Request {
+                direction,
+                file_offset,
+                buffer_offset: buffer.range.start.saturating_add(buffer_offset),
+                len,
+            },
+            cancel: None,
+            after: None,
         };
         let inner = &self.context.inner;
         let takes = |engine: &&P2pdma| engine.takes(&buffer.memory).is_ok();
-        match (&inner.kmod, inner.p2pdma.as_ref().filter(takes)) {
-            (Ok(kmod), _) => kmod.probe(&self.target, &buffer.memory, &request),
-            (Err(_), Some(p2pdma)) => Ok(p2pdma.probe(&self.target, &buffer.memory, &request)),
-            (Err(error), None) => Err(error.clone()),
+        let engine: &dyn Engine = match (&inner.router, &inner.kmod) {
+            (Some(router), _) => router,
+            (None, Ok(kmod)) => &**kmod,
+            (None, Err(error)) => match inner.p2pdma.as_ref().filter(takes) {
+                Some(p2pdma) => p2pdma,
+                None => return Err(error.clone()),
+            },
+        };
+        let forbidden = if self.target.denied {
+            Some(Reason::Denied)
+        } else {
+            (0 < len && len < self.target.threshold).then_some(Reason::BelowThreshold)
+        };
+        match forbidden {
+            Some(reason) if self.target.filesystem.reason == Reason::None => {
+                Ok(Verdict::refused(reason, Errno::EOPNOTSUPP))
+            }
+            _ => engine.probe(&job),
         }
     }
 
@@ -213,7 +239,8 @@ impl File {
         let (size, holes) = self.extent(&request, engine)?;
         let map = holes.as_ref().map(|holes| holes as &dyn Map);
         let mut plan = match &direct {
-            Ok((_, limits)) => Plan::direct(request, *limits, size),
+            Ok((_, limits)) => Plan::direct(request, *limits, size)
+                .without_runs_below(self.target.sparse_threshold),
             Err(refusal) => {
                 let reason = refusal.reason().known().unwrap_or(Reason::FileSystem);
                 Plan::compat(request, reason, size)
@@ -226,9 +253,27 @@ impl File {
                     .with_reason(reason)
             })?;
         }
+        let mut short = engine.is_none();
+        let mut fall_back_short = || {
+            if std::mem::replace(&mut short, true) {
+                return Ok(());
+            }
+            self.fall_back(job, Reason::BelowThreshold.into(), || {
+                Refusal::Known(Reason::BelowThreshold).error(self, &request)
+            })
+        };
+        // What is refused moves nothing, so that the holes are looked for beforehand.
+        if self.policy() == Policy::Strict && plan.has_short_runs(map) {
+            fall_back_short()?;
+        }
         let mut sum = Outcome::nothing();
         while let Some(section) = plan.next(map) {
-            match self.section(job, section, engine) {
+            let allowed = if section.is_short() {
+                fall_back_short()
+            } else {
+                Ok(())
+            };
+            match allowed.and_then(|()| self.section(job, section, engine)) {
                 Ok(outcome) => {
                     sum.append(&outcome);
                     if outcome.bytes < section.len {

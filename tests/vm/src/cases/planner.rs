@@ -20,7 +20,7 @@ use vramio_guest::pattern;
 use vramio_guest::protocol::{Exit, Op, Output};
 use vramio_qemu::filesystem::FileSystem;
 use vramio_qemu::guest::Session;
-use vramio_qemu::oracle::{first_difference, POISON};
+use vramio_qemu::oracle::{first_difference, Flow, POISON};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -38,6 +38,7 @@ pub fn cases() -> Vec<Case> {
             ));
         };
         add("reads", reads);
+        add("short-runs", short_runs);
         add("writes", writes);
         add("remount", remount);
         add("file-changes", file_changes);
@@ -166,6 +167,65 @@ fn straight(done: &Done, (at, into, len): (u64, u64, u64), sparse: bool) -> Resu
             && (sparse || done.zeroed == 0),
         "{done:?}, expected it all to go direct"
     );
+    Ok(())
+}
+
+/// Runs of data between holes that are shorter than the threshold go through host memory, and
+/// what the drive did says so; longer ones go direct. Strictly the request is refused, and the
+/// drive does nothing.
+fn short_runs(context: &mut Context<'_>, fs: FileSystem) -> Result<()> {
+    // Data of 4, 12, 8 and 100 KiB, then 4 KiB and a part.
+    let size = 300 * KIB + 100;
+    let plan = FilePlan::dense("planner", 451, size)
+        .hole(4 * KIB..16 * KIB)
+        .hole(28 * KIB..64 * KIB)
+        .hole(72 * KIB..100 * KIB)
+        .hole(200 * KIB..296 * KIB);
+    let mut setup = Setup::of(context, Target::File(fs), "allow", plan)?;
+    let data = size - (12 + 36 + 28 + 96) * KIB;
+    for (threshold, short) in [(0, 0), (8 * KIB, 8 * KIB + 100), (12 * KIB, 16 * KIB + 100)] {
+        for policy in ["allow", "strict"] {
+            let what = || anyhow!("{policy}, {threshold}");
+            setup.client = Client::sparse(&context.session, policy, threshold)?;
+            setup.file = setup.client.file(&setup.plan.path, false)?;
+            let buffer = setup.client.buffer(320 * KIB)?;
+            buffer.poison(context, 0)?;
+            context.session.drop_caches()?;
+            let request = setup.request(&buffer, 0, 320 * KIB);
+            if policy == "strict" && short > 0 {
+                let mark = context.vm.mark()?;
+                refused(&setup.client.transfer(request)?, Reason::BelowThreshold)?;
+                let extents = context.session.extents(&setup.plan.path)?;
+                let place = setup.volume.place(&extents, &(0..u64::MAX));
+                let flow = context.vm.account(mark, &place)?.data;
+                ensure!(flow == Flow::default(), what().context(format!("{flow:?}")));
+                buffer.expect(context, 0, 0, &vec![POISON; 320 * KIB as usize])?;
+            } else {
+                let (done, flow) = setup
+                    .read(context, request)
+                    .map_err(|e| e.context(what()))?;
+                let reason = if short > 0 {
+                    Reason::BelowThreshold
+                } else {
+                    Reason::None
+                };
+                ensure!(
+                    (done.bytes, done.zeroed, done.error) == (size, size - data, 0)
+                        && client::direct(&done) == data - short
+                        && flow.into_bar == (data - short).next_multiple_of(512)
+                        && done.reason == reason.name(),
+                    what().context(format!("{done:?}, and the drive {flow:?}"))
+                );
+                buffer.expect(context, 0, 0, &setup.plan.content(0, size))?;
+            }
+            let counted = setup.client.counted(Reason::BelowThreshold)?;
+            ensure!(
+                counted == u64::from(short > 0),
+                what().context("not counted")
+            );
+            setup.client.drop(setup.file)?;
+        }
+    }
     Ok(())
 }
 

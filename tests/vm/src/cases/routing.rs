@@ -14,7 +14,7 @@ use serde_json::Value;
 use vramio_abi::{Certainty, Path, Reason};
 use vramio_guest::client::{ClientOp, Done, Transfer};
 use vramio_guest::pattern;
-use vramio_guest::protocol::Op;
+use vramio_guest::protocol::{Exit, Op, Output};
 use vramio_qemu::filesystem::FileSystem;
 use vramio_qemu::oracle::{account, first_difference, Flow, Place, POISON};
 use vramio_qemu::remote::RemoteGpu;
@@ -38,6 +38,7 @@ pub fn cases() -> Vec<Case> {
         case("copy-fails", copy_fails),
         case("near-gpu-gone", near_gpu_gone),
         case("forecast", forecast),
+        case("commands", commands),
     ]
 }
 
@@ -319,6 +320,89 @@ fn forecast(context: &mut Context<'_>) -> Result<()> {
             ensure!(reason(Reason::HostBridge), "{way}");
             ensure!(reason(Reason::RoutingOff) == (kind == "host"), "{way}");
         }
+    }
+    Ok(())
+}
+
+/// Runs a program after this with the test GPUs' nodes under other names, so that it finds CUDA
+/// devices alone, the far one first.
+const CUDA_ALONE: [&str; 7] = [
+    "busybox",
+    "unshare",
+    "-m",
+    "busybox",
+    "sh",
+    "-c",
+    "for n in 0 1; do
+         : > /tmp/cuda$n && mount --bind /dev/mockgpu$n /tmp/cuda$n &&
+         mount --bind /dev/null /dev/mockgpu$n || exit 9
+     done
+     export LD_LIBRARY_PATH=/usr/lib/mock-cuda MOCK_CUDA_NODES=/tmp/cuda1:/tmp/cuda0
+     exec \"$0\" \"$@\"",
+];
+
+/// `check FILE`, `explain` and `gdscheck -f` say of the far GPU's memory what a copy into it then
+/// does, and their exit statuses are those of what is direct; with routing off all refuse it.
+fn commands(context: &mut Context<'_>) -> Result<()> {
+    let near = address(context, "/dev/mockgpu0")?;
+    let disk = context.vm.device(fleet::RAW)?;
+    let run = |switch: &str, args: &[&str]| -> Result<Output> {
+        let routing = format!("VRAMIO_ROUTING_ENABLED={switch}");
+        let command = [&CUDA_ALONE[..], &["env", &routing], args].concat();
+        Ok(context.session.exec(&command)?)
+    };
+    let gdscheck = "/tmp/gdscheck";
+    let link = ["ln", "-sf", "/usr/bin/vramio", gdscheck];
+    context.session.run(&link)?;
+    let bridge = Reason::HostBridge.name();
+    for (switch, verdict, via, status) in [
+        ("true", "routed", Some(near.as_str()), 0),
+        ("false", "refused", None, 2),
+    ] {
+        let check = run(switch, &["vramio", "check", &disk, "--json"])?;
+        let explain = run(switch, &["vramio", "explain", &disk, "--json"])?;
+        let said: Value = serde_json::from_str(&check.stdout)?;
+        let explained: Value = serde_json::from_str(&explain.stdout)?;
+        for (output, said) in [(&check, &said), (&explain, &explained["check"])] {
+            ensure!(
+                output.exit == Exit::Code(status)
+                    && said["verdict"] == verdict
+                    && said["via"].as_str() == via
+                    && said["reason"]["reason"] == bridge
+                    && said["gpu"]["kind"] == "cuda",
+                "{switch}: {output:?}"
+            );
+        }
+        ensure!(
+            explained["routing"]["takes"]["via"].as_str() == via,
+            "{explained}"
+        );
+        let text = run(switch, &["vramio", "check", &disk])?.stdout;
+        let line = format!("routed via: {near}\n");
+        ensure!(text.contains(&line) == via.is_some(), "{text}");
+
+        let copy = run(
+            switch,
+            &["vramio", "cp", &disk, "gpu:0", "--size", "4M", "--json"],
+        )?;
+        let copied: Value = serde_json::from_str(&copy.stdout).unwrap_or_default();
+        let went = match via {
+            Some(via) => {
+                copy.exit == Exit::Code(0)
+                    && copied["via"][0] == via
+                    && copied["paths"][0]["path"] == Path::Routed.name()
+            }
+            None => copy.exit == Exit::Code(1) && copy.stderr.contains(bridge),
+        };
+        ensure!(went, "{switch}: {copy:?}");
+
+        let gdscheck = run(switch, &[gdscheck, "-f", &disk])?;
+        let way = via.map_or("compat".to_owned(), |gpu| format!("routed via {gpu}"));
+        let line = format!(" GDS register success: {disk}: {way} ({bridge}: ");
+        ensure!(
+            gdscheck.exit == Exit::Code(0) && gdscheck.stdout.starts_with(&line),
+            "{switch}: {gdscheck:?}"
+        );
     }
     Ok(())
 }

@@ -6,7 +6,10 @@ use std::fs::File;
 use std::path::Path;
 
 use serde::Serialize;
-use vramio::{Certainty, Code, Context, Direction, Errno, Path as DataPath, Reason, Verdict};
+use vramio::{
+    Certainty, Code, Config, Context, Direction, Errno, Path as DataPath, PciAddress, Reason,
+    Verdict,
+};
 
 use super::{Answer, Usable};
 use crate::failure::Failure;
@@ -27,14 +30,21 @@ pub struct FileAnswer<'a> {
 #[serde(rename_all = "lowercase")]
 enum Decision {
     Direct,
+    /// Not by one DMA, and not through host memory either.
+    Routed,
     Refused,
     /// Nothing stands against it on the file's side, and there was no GPU to ask
     /// about.
     Undecided,
 }
 
-/// Asks the module, with a page of the GPU's memory.
-pub fn ask(path: &Path, gpu: Option<u32>, write: bool) -> Result<FileAnswer<'_>, Failure> {
+/// Asks what becomes of requests with this configuration, with a page of the GPU's memory.
+pub fn ask(
+    config: Config,
+    path: &Path,
+    gpu: Option<u32>,
+    write: bool,
+) -> Result<FileAnswer<'_>, Failure> {
     let direction = if write {
         Direction::Write
     } else {
@@ -55,7 +65,7 @@ pub fn ask(path: &Path, gpu: Option<u32>, write: bool) -> Result<FileAnswer<'_>,
     }
     let file = file::open(path, write)?;
 
-    let context = Context::new()?;
+    let context = Context::with_config(config)?;
     let device = match context.device() {
         // The module is missing, too old, or not for this user.
         Err(error) if error.reason != Reason::None => {
@@ -101,6 +111,7 @@ fn refused(reason: Code<Reason>, error: Option<Errno>) -> Verdict {
         offset_align: None,
         distance: None,
         target: None,
+        via: None,
     }
 }
 
@@ -130,9 +141,16 @@ impl FileAnswer<'_> {
         }
     }
 
+    /// The GPU that they would go through.
+    pub fn via(&self) -> Option<PciAddress> {
+        self.verdict.via
+    }
+
     fn decision(&self) -> Decision {
         if self.verdict.is_refused() {
             Decision::Refused
+        } else if self.verdict.path == DataPath::Routed {
+            Decision::Routed
         } else if self.verdict.path.is_direct() {
             Decision::Direct
         } else {
@@ -143,6 +161,12 @@ impl FileAnswer<'_> {
     fn sentence(&self) -> String {
         match (self.decision(), &self.gpu) {
             (Decision::Direct, _) => format!("{}s would go direct", self.direction),
+            (Decision::Routed, _) => {
+                let via = self
+                    .via()
+                    .map_or("another GPU".to_owned(), |gpu| gpu.to_string());
+                format!("{}s would go through the memory of {via}", self.direction)
+            }
             (Decision::Refused, _) => format!("{}s would be refused", self.direction),
             (Decision::Undecided, None) => {
                 "nothing stands against it in the file, and there is no GPU to ask about".to_owned()
@@ -154,7 +178,7 @@ impl FileAnswer<'_> {
 
 impl Answer for FileAnswer<'_> {
     fn usable(&self) -> Usable {
-        if self.decision() == Decision::Direct {
+        if matches!(self.decision(), Decision::Direct | Decision::Routed) {
             Usable::Direct
         } else if self.gpu.is_some() && self.verdict.reason != Reason::FileType {
             Usable::Fallback
@@ -172,11 +196,13 @@ impl Answer for FileAnswer<'_> {
             offset_align,
             distance,
             target,
+            via,
             ..
         } = self.verdict;
         let reason = self.reason();
         let decision = match self.decision() {
             Decision::Direct => "direct",
+            Decision::Routed => "routed",
             Decision::Refused => "refused",
             Decision::Undecided => "undecided",
         };
@@ -186,6 +212,9 @@ impl Answer for FileAnswer<'_> {
         ];
         if path != DataPath::None {
             lines.push(format!("path: {path} ({certainty})"));
+        }
+        if let Some(gpu) = via {
+            lines.push(format!("routed via: {gpu}"));
         }
         if reason != Reason::None {
             lines.push(format!("reason: {reason}: {}", reason.sentence()));
@@ -234,6 +263,7 @@ impl Answer for FileAnswer<'_> {
             drive: verdict.target.map(|address| address.to_string()),
             gpu: self.gpu.as_ref().map(Gpu::to_json),
             distance: verdict.distance,
+            via: verdict.via.map(|address| address.to_string()),
         };
         crate::output::value(answer)
     }
@@ -254,6 +284,7 @@ struct AnswerJson {
     drive: Option<String>,
     gpu: Option<GpuJson>,
     distance: Option<u32>,
+    via: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -298,6 +329,52 @@ mod tests {
             ..clear()
         };
         assert_eq!(answer(unknown).decision(), Decision::Undecided);
+    }
+
+    /// One that goes over another GPU has a reason why it is not direct, and is none that is
+    /// refused: 0 is the exit status, and text and JSON name the GPU.
+    #[test]
+    fn a_routed_one_says_by_what_and_why() {
+        let gpu = "0000:03:00.0".parse().expect("an address");
+        let verdict = Verdict {
+            path: DataPath::Routed.into(),
+            reason: Reason::HostBridge.into(),
+            via: Some(gpu),
+            mem_align: Some(1),
+            ..clear()
+        };
+        let routed = answer(verdict);
+        assert_eq!(routed.usable(), Usable::Direct);
+        assert_eq!(routed.reason(), Reason::HostBridge);
+        assert_eq!(
+            routed.to_text(),
+            "file: /data/a\n\
+             verdict: routed (reads would go through the memory of 0000:03:00.0)\n\
+             path: routed (forecast)\n\
+             routed via: 0000:03:00.0\n\
+             reason: host-bridge: drive and GPU have no PCIe switch in common, and the host bridge \
+             is not known to pass peer-to-peer requests\n\
+             fix: put both below one PCIe switch, or use a platform whose host bridge the kernel \
+             allows\n\
+             file offset and length: multiples of 512 bytes\n\
+             offset in GPU memory: multiples of 1 bytes\n"
+        );
+        let json = routed.to_json();
+        assert_eq!(json["verdict"], "routed");
+        assert_eq!(json["path"], "routed");
+        assert_eq!(json["via"], "0000:03:00.0");
+        assert_eq!(json["reason"]["reason"], "host-bridge");
+        let direct = Verdict {
+            path: DataPath::DirectSwitch.into(),
+            ..clear()
+        };
+        assert!(answer(direct).to_json()["via"].is_null());
+        // An errno refuses it all the same.
+        let refused = Verdict {
+            error: Some(Errno::EINVAL),
+            ..verdict
+        };
+        assert_eq!(answer(refused).decision(), Decision::Refused);
     }
 
     #[test]

@@ -9,7 +9,10 @@ pub mod mounts;
 pub mod platform;
 pub mod routes;
 
+use std::path::Path;
 use std::process::ExitCode;
+
+use vramio::Config;
 
 use crate::args::CheckArgs;
 use crate::failure::Failure;
@@ -18,7 +21,7 @@ use crate::output;
 /// How usable something is. It is the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Usable {
-    /// By the direct path.
+    /// By the direct path, or through another GPU's memory.
     Direct = 0,
     /// Through host memory only.
     Fallback = 2,
@@ -39,7 +42,7 @@ pub trait Answer {
 /// Runs the command.
 pub fn main(args: &CheckArgs) -> ExitCode {
     let answer: Result<Box<dyn Answer>, Failure> = match (&args.file, &args.tree) {
-        (Some(path), _) => file::ask(path, args.gpu, args.write).map(boxed),
+        (Some(path), _) => of_file(path, args).map(boxed),
         (None, Some(tree)) => routes::of_description(tree).map(boxed),
         (None, None) if args.mounts => mounts::ask(args.gpu).map(boxed),
         (None, None) => platform::ask(args.topology).map(boxed),
@@ -48,6 +51,10 @@ pub fn main(args: &CheckArgs) -> ExitCode {
         Ok(answer) => report(&*answer, args.json),
         Err(failure) => output::fail(&failure, args.json, 1),
     }
+}
+
+fn of_file<'a>(path: &'a Path, args: &CheckArgs) -> Result<file::FileAnswer<'a>, Failure> {
+    file::ask(Config::load()?, path, args.gpu, args.write)
 }
 
 fn boxed<'a>(answer: impl Answer + 'a) -> Box<dyn Answer + 'a> {

@@ -140,19 +140,23 @@ impl Gdscheck {
 
     /// Whether libcufile would take a file, and its requests work.
     fn file(&self, path: &std::path::Path) -> Result<ExitCode, Failure> {
-        let answer = file::ask(path, None, false)?;
+        let answer = file::ask(self.config.clone(), path, None, false)?;
         let (says, fix) = answer.why();
         let because = match fix {
             "" => says,
             fix => format!("{says}; fix: {fix}"),
         };
         let name = path.display();
-        let (text, code) = match answer.usable() {
-            Usable::Direct if self.config.direct => (
+        let (text, code) = match (answer.usable(), answer.via()) {
+            (Usable::Direct, None) => (
                 format!(" GDS register success: {name}: p2pdma\n"),
                 ExitCode::SUCCESS,
             ),
-            Usable::Direct | Usable::Fallback if self.compat() => (
+            (Usable::Direct, Some(gpu)) => (
+                format!(" GDS register success: {name}: routed via {gpu} ({because})\n"),
+                ExitCode::SUCCESS,
+            ),
+            (Usable::Fallback, _) if self.compat() => (
                 format!(" GDS register success: {name}: compat ({because})\n"),
                 ExitCode::SUCCESS,
             ),

@@ -118,6 +118,8 @@ fn run(args: &ProveArgs) -> Result<Evidence, Stop> {
     let gpu = Gpu::open(args.gpu).map_err(closed)?;
     let mut config = Config::load().map_err(Failure::from)?;
     config.policy = Policy::Strict;
+    // It is about the direct path.
+    config.routing.enabled = false;
     let context = Context::with_config(config).map_err(Failure::from)?;
     let mut sample = Sample::take(args).map_err(closed)?;
     let room = sample.bytes().next_multiple_of(BLOCK);

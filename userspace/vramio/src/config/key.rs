@@ -16,6 +16,8 @@ pub enum Key {
     Threshold,
     /// [`thresholds`](crate::Config::thresholds).
     Thresholds,
+    /// [`sparse_threshold`](crate::Config::sparse_threshold).
+    SparseThreshold,
     /// [`staging_bytes`](crate::Config::staging_bytes).
     StagingBytes,
     /// [`slab_bytes`](crate::Config::slab_bytes).
@@ -54,10 +56,11 @@ pub enum Key {
 
 impl Key {
     /// Every key.
-    pub const ALL: [Key; 20] = [
+    pub const ALL: [Key; 21] = [
         Key::Policy,
         Key::Threshold,
         Key::Thresholds,
+        Key::SparseThreshold,
         Key::StagingBytes,
         Key::SlabBytes,
         Key::StagingWait,
@@ -83,6 +86,7 @@ impl Key {
             Key::Policy => ("policy", "VRAMIO_POLICY"),
             Key::Threshold => ("threshold", "VRAMIO_THRESHOLD"),
             Key::Thresholds => ("thresholds", "VRAMIO_THRESHOLDS"),
+            Key::SparseThreshold => ("sparse_threshold", "VRAMIO_SPARSE_THRESHOLD"),
             Key::StagingBytes => ("staging_bytes", "VRAMIO_STAGING_BYTES"),
             Key::SlabBytes => ("slab_bytes", "VRAMIO_SLAB_BYTES"),
             Key::StagingWait => ("staging_wait", "VRAMIO_STAGING_WAIT"),

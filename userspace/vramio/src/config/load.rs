@@ -326,8 +326,9 @@ threads = 3
 split_bytes = 0
 direct = false
 direct_engine = "kmod"
+sparse_threshold = "8K"         # line 11
 
-[thresholds]                    # line 12
+[thresholds]                    # line 13
 ext4 = "64K"
 xfs = 4096
 
@@ -336,10 +337,10 @@ paths = ["/a", "/b c"]
 mounts = ["/mnt/x"]
 filesystems = ["xfs", "wekafs"]
 devices = ["/dev/nvme0n1"]
-drivers = ["nvme"]              # line 21
+drivers = ["nvme"]              # line 22
 
 [routing]
-enabled = true                  # line 24
+enabled = true                  # line 25
 order = ["peer", "switch"]
 file = "/etc/routes.toml"
 bytes = "64M"
@@ -377,6 +378,7 @@ chunk_bytes = "1M"
         assert!(!config.direct);
         assert_eq!(config.direct_engine, DirectEngine::Kmod);
         assert_eq!(config.text(Key::Thresholds), "ext4=65536, xfs=4096");
+        assert_eq!(config.sparse_threshold, 8 << 10);
         assert_eq!(config.text(Key::DenyPaths), "/a, /b c");
         assert_eq!(config.text(Key::DenyMounts), "/mnt/x");
         assert_eq!(config.text(Key::DenyFilesystems), "xfs, wekafs");
@@ -388,8 +390,8 @@ chunk_bytes = "1M"
         assert_eq!(config.routing.bytes, 64 << 20);
         assert_eq!(config.routing.chunk_bytes, 1 << 20);
         let lines = Key::ALL.map(|key| line(&config.source(key)));
-        assert_eq!(lines[..10], [2, 3, 12, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(lines[10..], [17, 18, 19, 20, 21, 24, 25, 26, 27, 28]);
+        assert_eq!(lines[..11], [2, 3, 13, 11, 4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(lines[11..], [18, 19, 20, 21, 22, 25, 26, 27, 28, 29]);
     }
 
     #[test]
@@ -398,6 +400,7 @@ chunk_bytes = "1M"
             ("VRAMIO_POLICY", "strict"),
             ("VRAMIO_THRESHOLD", "1M"),
             ("VRAMIO_THRESHOLDS", "block=1, ext4=2K"),
+            ("VRAMIO_SPARSE_THRESHOLD", "0"),
             ("VRAMIO_STAGING_WAIT", "7"),
             ("VRAMIO_THREADS", "5"),
             ("VRAMIO_DIRECT", "ON"),
@@ -413,6 +416,7 @@ chunk_bytes = "1M"
         assert_eq!(config.policy, Policy::Strict);
         assert_eq!(config.threshold, 1 << 20);
         assert_eq!(config.text(Key::Thresholds), "block=1, ext4=2048");
+        assert_eq!(config.sparse_threshold, 0);
         assert_eq!(config.staging_wait, Duration::from_secs(7));
         assert_eq!(config.threads, 5);
         assert!(config.direct);
@@ -567,6 +571,7 @@ chunk_bytes = "1M"
             ("VRAMIO_THRESHOLDS", "ext4"),
             ("VRAMIO_THRESHOLDS", "ext9=1"),
             ("VRAMIO_THRESHOLDS", "ext4=x"),
+            ("VRAMIO_SPARSE_THRESHOLD", "-1"),
             ("VRAMIO_DENY_PATHS", "a:b"),
         ] {
             let error = load("", &[(name, value)]).expect_err(name);

@@ -52,6 +52,9 @@ pub struct Config {
     /// The same for the file systems with these names ([`FileSystem::name`]), instead of
     /// [`threshold`](Self::threshold).
     pub thresholds: BTreeMap<String, u64>,
+    /// Of a read that goes direct, a run of data next to a hole that is shorter goes through host
+    /// memory ([`Reason::BelowThreshold`]). It counts as far as the read goes. 0: none does.
+    pub sparse_threshold: u64,
     /// Most host memory for staging buffers, for each GPU: one that has used up its own is in
     /// no other one's way. Memory of no CUDA device has its own, too.
     pub staging_bytes: usize,
@@ -195,6 +198,7 @@ impl Default for Config {
             policy: Policy::default(),
             threshold: 0,
             thresholds: BTreeMap::new(),
+            sparse_threshold: 0,
             staging_bytes: 256 << 20,
             slab_bytes: 8 << 20,
             staging_wait: Duration::from_secs(30),

@@ -332,6 +332,7 @@ impl Config {
             Key::Policy => self.policy = policy(raw)?,
             Key::Threshold => self.threshold = bytes(raw)?,
             Key::Thresholds => self.thresholds = thresholds(raw)?,
+            Key::SparseThreshold => self.sparse_threshold = bytes(raw)?,
             Key::StagingBytes => self.staging_bytes = size(raw)?,
             Key::SlabBytes => self.slab_bytes = size(raw)?,
             Key::StagingWait => self.staging_wait = wait(raw)?,
@@ -372,6 +373,7 @@ impl Config {
                     .collect();
                 entries.join(", ")
             }
+            Key::SparseThreshold => self.sparse_threshold.to_string(),
             Key::StagingBytes => self.staging_bytes.to_string(),
             Key::SlabBytes => self.slab_bytes.to_string(),
             Key::StagingWait => format!("{:?}", self.staging_wait),

@@ -10,7 +10,8 @@ pub(crate) mod routed;
 
 use std::sync::Arc;
 
-use vramio_abi::Reason;
+use nix::errno::Errno;
+use vramio_abi::{Path, Reason};
 
 use crate::cancel::Cancel;
 use crate::code::Code;
@@ -18,8 +19,8 @@ use crate::error::Error;
 use crate::file::Target;
 use crate::gpu::cuda;
 use crate::memory::{Kind, Memory};
-use crate::outcome::Outcome;
-use crate::plan::{Limits, Request};
+use crate::outcome::{Outcome, Verdict};
+use crate::plan::{Limits, Plan, Request};
 
 /// A request for an engine. Its offsets in GPU memory count from the start of `memory`.
 #[derive(Clone, Debug)]
@@ -86,6 +87,11 @@ pub(crate) trait Engine {
     /// which limits.
     fn offer(&self, job: &Job) -> Result<Limits, Error>;
 
+    /// What it would do with a request. A refusal of the file is a verdict.
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        Ok(forecast(Path::None, self.offer(job), job))
+    }
+
     /// Whether the kernel module's ring takes the same requests on the same memory.
     fn has_ring(&self) -> bool {
         false
@@ -99,4 +105,29 @@ pub(crate) trait Engine {
     /// Carries out a request within the limits. The count is exact; what ends it early
     /// is in the outcome when bytes moved, else it is the error.
     fn transfer(&self, job: &Job) -> Result<Outcome, Error>;
+}
+
+/// What becomes of a request by an engine that moves data this way and offers this.
+pub(crate) fn forecast(path: Path, offered: Result<Limits, Error>, job: &Job) -> Verdict {
+    let limits = match offered {
+        Ok(limits) => limits,
+        Err(error) => {
+            let errno = error.errno.unwrap_or(Errno::EOPNOTSUPP);
+            return Verdict::refused(error.reason, errno);
+        }
+    };
+    let size = job.target.size().unwrap_or(u64::MAX);
+    let verdict = match Plan::direct(job.request, limits, size).refusal() {
+        Some(reason) => Verdict::refused(reason, Errno::EINVAL),
+        None => Verdict {
+            path: path.into(),
+            error: None,
+            ..Verdict::refused(Reason::None, Errno::EINVAL)
+        },
+    };
+    Verdict {
+        mem_align: u32::try_from(limits.memory_align).ok(),
+        offset_align: u32::try_from(limits.file_align).ok(),
+        ..verdict
+    }
 }

@@ -19,14 +19,14 @@ use nix::errno::Errno;
 use nix::fcntl::{fcntl, FcntlArg, OFlag};
 use vramio_abi::{Certainty, Path, Reason};
 
-use super::{Engine, Job};
+use super::{forecast, Engine, Job};
 use crate::error::{descriptor_name, Error};
 use crate::file::{statx, Align, Target};
 use crate::gpu::p2pmem::Provider;
 use crate::memory::{Kind, Memory};
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::pci::PciAddress;
-use crate::plan::{Limits, Plan, Request};
+use crate::plan::{Limits, Request};
 use crate::topology::Layer;
 
 /// The longest request, bytes: then it is seen whether the caller calls it off.
@@ -95,38 +95,6 @@ impl P2pdma {
         })
     }
 
-    /// What a request would do.
-    pub(crate) fn probe(&self, target: &Target, memory: &Memory, request: &Request) -> Verdict {
-        let refused = |limits: Option<Limits>, reason: Reason, errno: Errno| Verdict {
-            path: Path::None.into(),
-            reason: reason.into(),
-            certainty: Certainty::Forecast.into(),
-            error: Some(errno),
-            mem_align: limits.and_then(|limits| u32::try_from(limits.memory_align).ok()),
-            offset_align: limits.and_then(|limits| u32::try_from(limits.file_align).ok()),
-            distance: None,
-            target: None,
-        };
-        let filesystem = target.filesystem;
-        if filesystem.reason != Reason::None {
-            return refused(None, filesystem.reason, Errno::EOPNOTSUPP);
-        }
-        let limits = match self.limits(target, memory, request.direction) {
-            Ok(limits) => limits,
-            Err(reason) => return refused(None, reason, Errno::EOPNOTSUPP),
-        };
-        let size = target.size().unwrap_or(u64::MAX);
-        match Plan::direct(*request, limits, size).refusal() {
-            Some(reason) => refused(Some(limits), reason, Errno::EINVAL),
-            None => Verdict {
-                path: Path::P2pdma.into(),
-                reason: Reason::None.into(),
-                error: None,
-                ..refused(Some(limits), Reason::None, Errno::EINVAL)
-            },
-        }
-    }
-
     fn limits(
         &self,
         target: &Target,
@@ -193,6 +161,14 @@ impl Engine for P2pdma {
         let direction = job.request.direction;
         self.limits(&job.target, &job.memory, direction)
             .map_err(|reason| error(job, Errno::EOPNOTSUPP, reason))
+    }
+
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        let offered = match job.target.filesystem.reason {
+            Reason::None => self.offer(job),
+            reason => Err(error(job, Errno::EOPNOTSUPP, reason)),
+        };
+        Ok(forecast(Path::P2pdma, offered, job))
     }
 
     fn keeps_accounts(&self) -> bool {

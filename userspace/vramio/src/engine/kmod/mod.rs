@@ -19,7 +19,6 @@ use crate::buffer::Buffer;
 use crate::code::Code;
 use crate::device::Device;
 use crate::error::{descriptor_name, Error, Operation};
-use crate::file::Target;
 use crate::memory::{Kind, Memory, Registered};
 use crate::outcome::{Direction, Outcome, Verdict};
 use crate::plan::{self, Limits};
@@ -196,20 +195,15 @@ impl Kmod {
     }
 
     /// Asks the module about a request, the first part of it if it needs several.
-    pub(crate) fn probe(
-        &self,
-        target: &Target,
-        memory: &Memory,
-        request: &plan::Request,
-    ) -> Result<Verdict, Error> {
-        let registration = self.registration(memory)?;
+    fn ask(&self, job: &Job, request: &plan::Request) -> Result<Verdict, Error> {
+        let registration = self.registration(&job.memory)?;
         let Some((buffer, inside, rest)) = registration.place(request.buffer_offset) else {
-            return Err(registration.beyond(memory));
+            return Err(registration.beyond(&job.memory));
         };
         let len = request.len.min(rest);
         // A question about the memory as such is none about one place in it.
         let inside = if len == 0 { 0 } else { inside };
-        let file = target.fd();
+        let file = job.target.fd();
         buffer.probe(request.direction, file, request.file_offset, inside, len)
     }
 
@@ -443,7 +437,7 @@ impl Engine for Kmod {
             len: 0,
             ..job.request
         };
-        let verdict = self.probe(&job.target, &job.memory, &whole)?;
+        let verdict = self.ask(job, &whole)?;
         if verdict.is_refused() || !verdict.path.is_direct() {
             return Err(refused(verdict.reason, verdict.error));
         }
@@ -461,6 +455,10 @@ impl Engine for Kmod {
         }
         verdicts.insert(key, limits);
         Ok(limits)
+    }
+
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        self.ask(job, &job.request)
     }
 
     fn has_ring(&self) -> bool {

@@ -17,16 +17,16 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor};
-use vramio_abi::Reason;
+use vramio_abi::{Path, Reason};
 
-use super::{Engine, Job};
+use super::{forecast, Engine, Job};
 use crate::code::Code;
 use crate::config::{Config, Routing};
 use crate::error::{descriptor_name, Error};
 use crate::file::Target;
 use crate::gpu::cuda::CudaMemory;
 use crate::memory::Kind;
-use crate::outcome::{Direction, Outcome};
+use crate::outcome::{Direction, Outcome, Verdict};
 use crate::pci::PciAddress;
 use crate::plan::Limits;
 use crate::routing::{self, decide, Choice, Decision, Overrides, Question};
@@ -473,6 +473,35 @@ impl Engine for Router {
             Routed::Refused(error) => Err(error),
             Routed::No | Routed::Host(_) => Err(error(job, Reason::NotPreferred)),
         }
+    }
+
+    /// What becomes of a request with routing: what the direct engine says, where it does not
+    /// change that.
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        let own = self.direct.probe(job)?;
+        let refused = self.direct.offer(job).err().map(|error| error.reason);
+        let offered = match self.route(job, refused) {
+            Routed::No => return Ok(own),
+            Routed::Host(reason) => Err(error(job, reason)),
+            Routed::Refused(error) => Err(error),
+            Routed::Yes(limits) => Ok(limits),
+        };
+        let verdict = forecast(Path::Routed, offered, job);
+        let via = match &job.memory.kind {
+            Kind::Cuda(memory) if !verdict.is_refused() => self.via(job, memory.device()),
+            _ => None,
+        };
+        let (via, reason) = match via {
+            Some((pool, reason)) => (Some(pool.gpu), reason.into()),
+            None => (None, verdict.reason),
+        };
+        Ok(Verdict {
+            reason,
+            via,
+            distance: own.distance,
+            target: own.target,
+            ..verdict
+        })
     }
 
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {

@@ -158,6 +158,10 @@ impl Engine for Direct {
         }
     }
 
+    fn probe(&self, job: &Job) -> Result<Verdict, Error> {
+        Ok(forecast(Path::DirectSwitch, self.offer(job), job))
+    }
+
     fn transfer(&self, job: &Job) -> Result<Outcome, Error> {
         let memory = Self::device(job);
         let request = job.request;
@@ -447,6 +451,84 @@ fn places_do_not_matter() {
     assert_eq!(content(&alloc)[..setup_len as usize], setup.content);
 }
 
+/// Runs of data between holes that are shorter than the threshold go through host memory, and
+/// are counted once; holes are zeros, and the rest goes as before. Strictly, nothing does. A
+/// request that goes through host memory anyway has no other reason for it.
+#[test]
+fn short_runs_between_holes_are_copied() {
+    const PAGE: u64 = 4096;
+    let data =
+        [(64, 1), (80, 2), (96, 16), (120, 1), (127, 1)].map(|(at, len)| (at * PAGE, len * PAGE));
+    let size = 128 * PAGE;
+    let sparse = |policy, shortest| {
+        let setup = Setup::new(policy, size, |config| config.sparse_threshold = shortest);
+        let file = &setup.direct.file;
+        file.set_len(0).expect("it is cut");
+        file.set_len(size).expect("it is all hole");
+        for (at, len) in data {
+            let bytes = &setup.content[at as usize..(at + len) as usize];
+            file.write_all_at(bytes, at).expect("it can be written");
+        }
+        // What is not on the disk may not be known for a hole.
+        file.sync_all().expect("it is written");
+        setup
+    };
+    for (policy, shortest, short) in [
+        (Policy::Strict, 0, 0),
+        (Policy::Allow, 0, 0),
+        (Policy::Allow, PAGE + 1, 3 * PAGE),
+        (Policy::Allow, 3 * PAGE, 5 * PAGE),
+        (Policy::Strict, PAGE, 0),
+        (Policy::Strict, 2 * PAGE, 3 * PAGE),
+    ] {
+        let setup = sparse(policy, shortest);
+        let (alloc, buffer) = setup.memory(1, size);
+        let result = setup.read(&buffer, size);
+        let counted = setup.counted(Reason::BelowThreshold);
+        assert_eq!(counted, u64::from(short > 0), "{policy} {shortest}");
+        if policy == Policy::Strict && short > 0 {
+            let error = result.expect_err("refused");
+            assert_eq!(
+                (error.reason, error.errno),
+                (Reason::BelowThreshold.into(), Some(Errno::EOPNOTSUPP))
+            );
+            assert!(content(&alloc).iter().all(|byte| *byte == 0xa5));
+            assert_eq!(setup.requests(), []);
+            continue;
+        }
+        let outcome = result.expect("bytes");
+        assert_eq!(content(&alloc), setup.found(), "{policy} {shortest}");
+        let whole: u64 = data.iter().map(|(_, len)| len).sum();
+        let host = [Path::CompatCache, Path::CompatDirect].map(|path| outcome.moved.by(path));
+        assert_eq!(
+            (
+                outcome.bytes,
+                outcome.zeroed,
+                outcome.moved.by(Path::Routed)
+            ),
+            (size, size - whole, whole - short),
+            "{policy} {shortest}: {outcome:?}"
+        );
+        assert_eq!(host.iter().sum::<u64>(), short);
+        let asked: u64 = setup.requests().iter().map(|(_, len)| len).sum();
+        assert_eq!(asked, whole - short);
+        let reason = if short > 0 {
+            Reason::BelowThreshold
+        } else {
+            Reason::HostBridge
+        };
+        // The first run is a short one, if there is any.
+        assert_eq!(outcome.reason, reason);
+    }
+    let setup = sparse(Policy::Allow, 3 * PAGE);
+    setup.mock.peers(false);
+    let (alloc, buffer) = setup.memory(1, size);
+    let outcome = setup.read(&buffer, size).expect("bytes");
+    assert_eq!(content(&alloc), setup.found());
+    assert_eq!(outcome.reason, Reason::HostBridge);
+    assert_eq!(setup.counted(Reason::BelowThreshold), 0);
+}
+
 /// Without routing, and where no GPU is on the way, it is what it was: refused, or through
 /// host memory, and counted.
 #[test]
@@ -490,6 +572,118 @@ fn without_a_route_it_is_refused_or_copied() {
             }
             assert_eq!(setup.counted(reason), 1, "case {case}");
             assert_eq!(setup.requests(), []);
+        }
+    }
+}
+
+/// What is said of a request beforehand is what becomes of it, strictly: path, GPU on the way,
+/// reason. Asking moves nothing.
+#[test]
+fn a_probe_says_what_requests_do() {
+    type Change = fn(&Setup);
+    let nothing: Change = |_| ();
+    let no_pgmap: Change = |setup| {
+        lock(&setup.direct.refused).insert(0, Reason::NoPgmap);
+    };
+    let no_peers: Change = |setup| setup.mock.peers(false);
+    let routes = tempfile::tempdir().expect("a directory");
+    let by_host = routes.path().join("routes.toml");
+    let text = "[[route]]\ngpu = \"*\"\ndrive = \"*\"\nvia = \"host\"\n";
+    fs::write(&by_host, text).expect("it can be written");
+    type Set<'a> = &'a dyn Fn(&mut Config);
+    let on: Set<'_> = &|_| ();
+    let off: Set<'_> = &|config| config.routing.order = crate::routing::Order::off();
+    let laid_down: Set<'_> = &|config| config.routing.file = Some(by_host.clone());
+    let denied: Set<'_> = &|config| config.deny.paths = vec!["/".into()];
+    let short: Set<'_> = &|config| config.threshold = MIB;
+    let routed = (Path::Routed, Reason::HostBridge);
+    let refused = |reason| (Path::None, reason);
+    // With the device, the place in the file and the length, and what is said.
+    type Case<'a> = (Set<'a>, Change, u32, (u64, u64), (Path, Reason));
+    let cases: [Case<'_>; 13] = [
+        (on, nothing, 1, (0, MIB), routed),
+        // The place in GPU memory does not matter, that in the file does.
+        (on, nothing, 1, (512, 1024), routed),
+        (
+            on,
+            nothing,
+            1,
+            (100, 1024),
+            refused(Reason::UnalignedOffset),
+        ),
+        (on, nothing, 1, (0, 700), refused(Reason::UnalignedLength)),
+        (on, nothing, 0, (0, MIB), (Path::DirectSwitch, Reason::None)),
+        (on, nothing, 0, (100, 512), refused(Reason::UnalignedBuffer)),
+        (on, no_peers, 1, (0, MIB), refused(Reason::HostBridge)),
+        (on, no_pgmap, 1, (0, MIB), refused(Reason::HostBridge)),
+        (on, no_pgmap, 0, (0, MIB), refused(Reason::NoPgmap)),
+        (off, nothing, 1, (0, MIB), refused(Reason::HostBridge)),
+        (
+            laid_down,
+            nothing,
+            0,
+            (0, MIB),
+            refused(Reason::RouteOverride),
+        ),
+        (denied, nothing, 1, (0, MIB), refused(Reason::Denied)),
+        (
+            short,
+            nothing,
+            1,
+            (0, MIB - 512),
+            refused(Reason::BelowThreshold),
+        ),
+    ];
+    for (case, (set, change, device, (offset, len), expected)) in cases.into_iter().enumerate() {
+        let setup = Setup::new(Policy::Strict, 2 * MIB, |config| set(config));
+        change(&setup);
+        let (alloc, buffer) = setup.memory(device, MIB);
+        let probe = |len| setup.file.probe(Direction::Read, &buffer, offset, 0, len);
+        let verdict = probe(len).expect("a verdict");
+        let is_routed = expected.0 == Path::Routed;
+        let via = is_routed.then(|| at(NEAR));
+        assert_eq!(
+            (verdict.path, verdict.reason),
+            (expected.0.into(), expected.1.into()),
+            "{case}"
+        );
+        assert_eq!(
+            (verdict.via, verdict.certainty),
+            (via, Certainty::Forecast.into()),
+            "{case}"
+        );
+        assert_eq!(verdict.is_refused(), expected.0 == Path::None, "{case}");
+        assert_eq!(verdict.error.is_some(), verdict.is_refused(), "{case}");
+        if is_routed {
+            let aligns = (verdict.mem_align, verdict.offset_align);
+            assert_eq!(aligns, (Some(1), Some(512)), "{case}");
+        }
+        // As such, it is the same way.
+        let whole = probe(0).expect("a verdict");
+        if !verdict.is_refused() {
+            assert_eq!((whole.path, whole.via), (verdict.path, via), "{case}");
+        }
+        assert_eq!(setup.requests(), [], "{case}");
+        assert!(content(&alloc).iter().all(|byte| *byte == 0xa5), "{case}");
+        let stats = setup.context.stats();
+        assert_eq!((stats.requests, stats.bytes), ([0; 2], [0; 2]));
+        match setup.file.read_at(&buffer, offset, 0, len) {
+            Ok(outcome) => {
+                assert_eq!((outcome.bytes, outcome.path), (len, verdict.path), "{case}");
+                assert_eq!(
+                    (outcome.via, outcome.reason),
+                    (via, verdict.reason),
+                    "{case}"
+                );
+            }
+            Err(error) => {
+                assert!(verdict.is_refused(), "{case}: {error}");
+                assert_eq!(
+                    (error.reason, error.errno),
+                    (verdict.reason, verdict.error),
+                    "{case}"
+                );
+            }
         }
     }
 }
