@@ -120,6 +120,10 @@ pub fn first_difference(found: &[u8], expected: &[u8]) -> Option<String> {
             expected.len()
         ));
     }
+    // It is nearly always so, and compares large content at once.
+    if found == expected {
+        return None;
+    }
     let at = found.iter().zip(expected).position(|(a, b)| a != b)?;
     let count = found.iter().zip(expected).filter(|(a, b)| a != b).count();
     Some(format!(

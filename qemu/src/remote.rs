@@ -130,6 +130,15 @@ fn answer<T: Abi>(result: &IoctlResult) -> Result<Answer<T>, GuestError> {
     })
 }
 
+fn registration(addr: u64, len: u64) -> VramioRegister {
+    VramioRegister {
+        size: size::<VramioRegister>(),
+        addr,
+        len,
+        ..VramioRegister::default()
+    }
+}
+
 /// `ioctl(2)` with a structure.
 ///
 /// # Errors
@@ -298,13 +307,29 @@ impl RemoteDevice {
     ///
     /// See [`GuestError`].
     pub fn register(&self, addr: u64, len: u64) -> Result<Answer<VramioRegister>, GuestError> {
-        let arg = VramioRegister {
-            size: size::<VramioRegister>(),
-            addr,
-            len,
-            ..VramioRegister::default()
-        };
+        let arg = registration(addr, len);
         ioctl(&self.session, self.fd, VRAMIO_IOC_REGISTER, &arg)
+    }
+
+    /// The same as often as `times` says, up to the first that is refused; the answer to
+    /// the last.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestError`].
+    pub fn register_times(
+        &self,
+        times: u32,
+        addr: u64,
+        len: u64,
+    ) -> Result<Answer<VramioRegister>, GuestError> {
+        let result: IoctlResult = self.session.call(Op::IoctlTimes {
+            times,
+            fd: self.fd,
+            command: VRAMIO_IOC_REGISTER,
+            arg: registration(addr, len).to_bytes(),
+        })?;
+        answer(&result)
     }
 
     /// [`VRAMIO_IOC_REGISTER_DMABUF`]; `arg.size` is set here.

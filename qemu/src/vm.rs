@@ -4,6 +4,7 @@
 
 use crate::console::Console;
 use crate::debug;
+use crate::enter::Bind;
 use crate::guest::Guest;
 use crate::image::{self, Extra};
 use crate::kernel::{Kernel, Variant};
@@ -13,6 +14,7 @@ use crate::monitor::Monitor;
 use crate::oracle::{self, Account, Backing, Place};
 use crate::plug::Plug;
 use crate::prepare::{self, Prepared};
+use crate::process;
 use crate::programs::Programs;
 use crate::topology::Disk;
 use crate::trace::{Command, Trace};
@@ -75,6 +77,9 @@ impl Parts {
                 extras.push(extra(file, &format!("{MODULE_DIR}/{name}"), 0o644));
             }
         }
+        for extra in &mut extras {
+            extra.source = lean(&prepared, extra)?;
+        }
         Ok(Self {
             prepared,
             base,
@@ -109,7 +114,9 @@ impl Parts {
             return Ok(());
         }
         let modules = modules::build(&self.prepared, Flavour::Test)?;
-        self.extras.push(extra(&modules.vramio, TEST_MODULE, 0o644));
+        let mut module = extra(&modules.vramio, TEST_MODULE, 0o644);
+        module.source = lean(&self.prepared, &module)?;
+        self.extras.push(module);
         Ok(())
     }
 
@@ -147,6 +154,30 @@ fn extra(source: &std::path::Path, target: &str, mode: u32) -> Extra {
         target: target.to_owned(),
         mode,
     }
+}
+
+/// A copy without debug information, which is most of what cargo and Kbuild make: the
+/// guest's first root is memory, unpacked at each boot and walked whenever caches are
+/// dropped.
+fn lean(prepared: &Prepared, extra: &Extra) -> Result<PathBuf> {
+    let dir = prepare::checkout()?.join("build/lean");
+    let copy = dir.join(&prepared.kernel.release).join(&extra.target);
+    let parent = copy.parent().context("a file without a directory")?;
+    fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    let binds = [
+        Bind {
+            path: &extra.source,
+            writable: false,
+        },
+        Bind {
+            path: parent,
+            writable: true,
+        },
+    ];
+    let mut strip = prepared.root.command("strip", &binds);
+    strip.args(["--strip-debug", "-o"]).arg(&copy);
+    process::output(strip.arg(&extra.source))?;
+    Ok(copy)
 }
 
 /// The base archive of the kernel, from the cache.

@@ -83,6 +83,12 @@ pub fn run(id: u64, op: Op) -> Result<Value, Failure> {
             .map_err(|error| failed("fuzz", &error))
             .and_then(to_value),
         Op::Ioctl { fd, command, arg } => to_value(ioctl(fd, command, arg)),
+        Op::IoctlTimes {
+            times,
+            fd,
+            command,
+            arg,
+        } => to_value(ioctl_times(times, fd, command, &arg)),
         Op::IoctlNumber { fd, command, arg } => to_value(ioctl_number(fd, command, arg)),
         Op::IoctlInChild { fd, command, arg } => family::ioctl_in_child(fd, command, arg)
             .map_err(|errno| refused("ioctl in a child", errno))
@@ -423,6 +429,17 @@ fn ioctl(fd: RawFd, command: u32, mut arg: Vec<u8>) -> IoctlResult {
     let errno = if value < 0 { Errno::last_raw() } else { 0 };
     arg.truncate(len);
     IoctlResult { value, errno, arg }
+}
+
+fn ioctl_times(times: u32, fd: RawFd, command: u32, arg: &[u8]) -> IoctlResult {
+    let mut result = ioctl(fd, command, arg.to_vec());
+    for _ in 1..times {
+        if result.errno != 0 {
+            break;
+        }
+        result = ioctl(fd, command, arg.to_vec());
+    }
+    result
 }
 
 fn ioctl_number(fd: RawFd, command: u32, arg: u64) -> IoctlResult {

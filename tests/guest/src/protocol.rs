@@ -246,6 +246,18 @@ pub enum Op {
         /// The structure.
         arg: Vec<u8>,
     },
+    /// `ioctl(2)` as often as this, each with a pointer to a copy of `arg`, up to the first
+    /// that fails → [`IoctlResult`] of the last.
+    IoctlTimes {
+        /// How often.
+        times: u32,
+        /// The descriptor.
+        fd: i32,
+        /// The request number.
+        command: u32,
+        /// The structure.
+        arg: Vec<u8>,
+    },
     /// `ioctl(2)` with a bare number → [`IoctlResult`].
     IoctlNumber {
         /// The descriptor.

@@ -5,6 +5,7 @@
 use crate::context::Context;
 use crate::fleet;
 use anyhow::Result;
+use vramio_guest::file::FilePlan;
 pub use vramio_qemu::filesystem::FileSystem;
 
 /// Namespace id of the disk that it fills.
@@ -20,4 +21,16 @@ pub fn mounted(fs: FileSystem, context: &Context<'_>) -> Result<String> {
     let target = format!("/mnt/{}", fs.name());
     fs.mount(context.vm, &context.session, nsid(fs), &target)?;
     Ok(target)
+}
+
+/// Makes a file of a file system, unless an earlier case left the very same on the disk: a
+/// large one takes the guest a while.
+pub fn made(fs: FileSystem, context: &Context<'_>, plan: &FilePlan) -> Result<()> {
+    if let Ok(extents) = context.session.extents(&plan.path) {
+        let image = context.vm.image(nsid(fs))?;
+        if image.read_extents(&extents, plan.size)? == plan.content(0, plan.size) {
+            return Ok(());
+        }
+    }
+    Ok(context.session.make(plan)?)
 }

@@ -208,7 +208,7 @@ impl Slow {
         let fs = FileSystem::Ext4;
         let dir = filesystem::mounted(fs, context)?;
         let plan = FilePlan::dense(&format!("{dir}/slow"), 64, SLOW);
-        context.session.make(&plan)?;
+        filesystem::made(fs, context, &plan)?;
         context.session.drop_caches()?;
         let extents = context.session.extents(&plan.path)?;
         let place = Place::of_file(filesystem::nsid(fs), &extents);
@@ -221,7 +221,7 @@ impl Slow {
         let request = read_request(fd, &buffer, SLOW);
         let pending = buffer.device.start(VRAMIO_IOC_READ, request)?;
         let pending = pending
-            .still_runs_after(Duration::from_millis(300))
+            .still_runs_after(Duration::from_millis(100))
             .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))?;
         Ok(Self {
             session,
@@ -272,7 +272,7 @@ fn kill_mid_request(context: &mut Context<'_>) -> Result<()> {
         // Nothing arrives any more.
         let memory = slow.buffer.offset..slow.buffer.offset + SLOW;
         context.vm.vram.poison(&memory)?;
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(250));
         check_poison(context, memory.start, SLOW)?;
         Ok(())
     })
@@ -308,6 +308,7 @@ fn unregister_mid_request(context: &mut Context<'_>) -> Result<()> {
 fn close_mid_request(context: &mut Context<'_>) -> Result<()> {
     during(context, |context, slow| {
         slow.session.close(slow.buffer.device.fd())?;
+        throttle(context, 0)?;
         let out = slow.pending.wait()?.ok(|out| out.reason)?;
         ensure!(out.bytes == SLOW, "{out:?}");
         check_content(context, slow.buffer.offset, &slow.plan, SLOW)?;

@@ -192,10 +192,8 @@ fn limits(context: &mut Context<'_>) -> Result<()> {
     let gpu = RemoteGpu::open(session)?;
     let offset = gpu.alloc(PAGE)?.ok(|_| 0)?.offset;
     let addr = gpu.map(offset, PAGE)?;
-    let mut last = 0;
-    for _ in 0..info.max_registrations {
-        last = device.register(addr, PAGE)?.ok(|out| out.reason)?.id;
-    }
+    let last = device.register_times(info.max_registrations, addr, PAGE)?;
+    let last = last.ok(|out| out.reason)?.id;
     register_is_refused(
         &device,
         "one too many",

@@ -246,22 +246,9 @@ mod tests {
 
     /// Two switches below a host bridge that passes nothing, a GPU below each, and a drive.
     fn tree() -> Topology {
-        let function = |address: &str, above: Option<&str>, class: &str| {
-            json!({
-                "address": address, "above": above, "host": "pci0000:00", "vendor": "0x10de",
-                "device": "0x0001", "class": class,
-            })
-        };
-        let description = json!({
-            "functions": [
-                function("0000:00:01.0", None, "0x060400"),
-                function("0000:00:02.0", None, "0x060400"),
-                function("0000:01:00.0", Some("0000:00:01.0"), "0x030200"),
-                function("0000:01:00.1", Some("0000:00:01.0"), "0x010802"),
-                function("0000:02:00.0", Some("0000:00:02.0"), "0x030200"),
-            ],
-            "links": [["0000:01:00.0", "0000:02:00.0"]],
-        });
+        let server = include_str!("../../tests/two-switches.json");
+        let mut description: Value = serde_json::from_str(server).expect("a server");
+        description["links"] = json!([["0000:01:00.0", "0000:02:00.0"]]);
         Topology::from_json(&description.to_string()).expect("a topology")
     }
 

@@ -9,26 +9,8 @@ use vramio_abi::Reason;
 
 use super::*;
 use crate::pci::PciAddress;
-use crate::topology::tests::{at, machine};
+use crate::topology::tests::{at, machine, TWO_SWITCHES};
 use crate::topology::{Kind, Topology, Way};
-
-/// One socket that passes no peer-to-peer traffic. GPU 3 and drive 4 below one switch, GPU 13
-/// and drive 14 below another one.
-const TWO_SWITCHES: &str = "
-    0000:00:00.0 -            desktop
-    0000:00:01.0 -            port
-    0000:00:02.0 -            port
-    0000:01:00.0 0000:00:01.0 port
-    0000:02:00.0 0000:01:00.0 port
-    0000:02:01.0 0000:01:00.0 port
-    0000:03:00.0 0000:02:00.0 gpu
-    0000:04:00.0 0000:02:01.0 nvme
-    0000:11:00.0 0000:00:02.0 port
-    0000:12:00.0 0000:11:00.0 port
-    0000:12:01.0 0000:11:00.0 port
-    0000:13:00.0 0000:12:00.0 gpu
-    0000:14:00.0 0000:12:01.0 nvme
-";
 
 /// A machine, and what is asked about it.
 struct Server {

@@ -68,8 +68,10 @@ fn route(topology: &Topology, provider: &str, client: &str) -> Route {
         .expect("both are there")
 }
 
-/// Two switches below two root ports of one host bridge. GPU and drive below each.
-const TWO_SWITCHES: &str = "
+/// One socket that passes no peer-to-peer traffic, with two switches below two root ports.
+/// GPU 3 and drive 4 are below one of them, GPU 13 and drive 14 below the other.
+pub(crate) const TWO_SWITCHES: &str = "
+    0000:00:00.0 -            desktop
     0000:00:01.0 -            port
     0000:00:02.0 -            port
     0000:01:00.0 0000:00:01.0 port
@@ -94,7 +96,8 @@ fn below_one_switch_it_goes_straight() {
 
 #[test]
 fn two_switches_need_a_host_bridge_that_is_trusted() {
-    let mut topology = machine(TWO_SWITCHES);
+    // The host bridge is not known at all.
+    let mut topology = machine(&TWO_SWITCHES.replace("0000:00:00.0 -            desktop", ""));
     let across = |topology: &Topology| route(topology, "0000:03:00.0", "0000:14:00.0");
     assert_eq!(
         (across(&topology).way, across(&topology).distance),
@@ -109,7 +112,7 @@ fn two_switches_need_a_host_bridge_that_is_trusted() {
         ("haswell", Way::HostBridge),
         ("desktop", Way::Blocked),
     ] {
-        let topology = machine(&format!("0000:00:00.0 - {first}\n{TWO_SWITCHES}"));
+        let topology = machine(&TWO_SWITCHES.replace("desktop", first));
         assert_eq!(across(&topology).way, way, "{first}");
     }
 }
@@ -145,7 +148,7 @@ fn one_redirecting_port_takes_it_to_the_host_bridge() {
         assert_eq!((found.way, found.distance), (Way::Blocked, 4), "{port}");
         assert_eq!(found.reason(), Reason::AcsRedirect);
         assert_eq!(found.redirected_by, [at(port)]);
-        let trusted = machine(&format!("0000:00:00.0 - skylake\n{lines}"));
+        let trusted = machine(&lines.replace("desktop", "skylake"));
         let found = route(&trusted, "0000:03:00.0", "0000:04:00.0");
         assert_eq!(
             (found.way, found.redirected_by),
