@@ -174,9 +174,12 @@ fn lean(prepared: &Prepared, extra: &Extra) -> Result<PathBuf> {
             writable: true,
         },
     ];
+    // Another lane may be reading the one of its own run.
+    let fresh = copy.with_extension(format!("{}.new", std::process::id()));
     let mut strip = prepared.root.command("strip", &binds);
-    strip.args(["--strip-debug", "-o"]).arg(&copy);
+    strip.args(["--strip-debug", "-o"]).arg(&fresh);
     process::output(strip.arg(&extra.source))?;
+    fs::rename(&fresh, &copy).with_context(|| format!("put {} there", copy.display()))?;
     Ok(copy)
 }
 
