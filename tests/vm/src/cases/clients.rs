@@ -23,6 +23,8 @@ const BYTES: u64 = 24 << 20;
 const MARGIN: u64 = 1 << 20;
 /// Where `vramio run` writes what the client's requests came to.
 const REPORT: &str = "/tmp/clients-report.json";
+/// The client's `cufile.json`.
+const CONFIGURATION: &str = "/tmp/clients-cufile.json";
 
 /// The cases.
 pub fn cases() -> Vec<Case> {
@@ -45,6 +47,8 @@ pub fn cases() -> Vec<Case> {
         cases.push(case("no-module", no_module));
         cases.push(case("strict", strict));
     }
+    let name = "clients/program/sparse";
+    cases.push(Case::new(name, Kind::Default, sparse));
     cases.into_iter().map(|case| case.slow(LANE)).collect()
 }
 
@@ -65,9 +69,23 @@ struct Ran {
 
 impl Ran {
     fn new(context: &mut Context<'_>, program: &str, fs: FileSystem, strict: bool) -> Result<Self> {
+        let plan = FilePlan::dense("client", 501, BYTES);
+        Self::of(context, program, fs, strict, plan, "{}")
+    }
+
+    /// With a file of a plan, whose path is a name below the mount point, and a `cufile.json`.
+    fn of(
+        context: &mut Context<'_>,
+        program: &str,
+        fs: FileSystem,
+        strict: bool,
+        plan: FilePlan,
+        configuration: &str,
+    ) -> Result<Self> {
         let volume = Volume::of(Target::File(fs), context)?;
         let dir = volume.mounted.clone().context("a file system")?;
-        let plan = FilePlan::dense(&format!("{dir}/client"), 501, BYTES);
+        let path = format!("{dir}/{}", plan.path);
+        let plan = FilePlan { path, ..plan };
         context.session.make(&plan)?;
         let copy = format!("{dir}/client-copy");
         context.session.drop_caches()?;
@@ -81,15 +99,19 @@ impl Ran {
             .session
             .run(&["busybox", "ln", "-sf", mock, &link])?;
 
+        context.session.write_text(CONFIGURATION, configuration)?;
+
         let mark = context.vm.mark()?;
+        let configured = format!("CUFILE_ENV_PATH_JSON={CONFIGURATION}");
         let libraries = format!("LD_LIBRARY_PATH=/usr/lib/mock-cuda:{LIBRARIES}");
         let bytes = BYTES.to_string();
-        let run = ["env", &libraries, "vramio", "run", "--library", LIBCUFILE];
+        let run = ["env", &configured, &libraries, "vramio", "run"];
         let client = ["--report", REPORT, "--", program, &plan.path, &copy, &bytes];
         let strict: &[&str] = if strict { &["--strict"] } else { &[] };
+        let library = ["--library", LIBCUFILE];
         let output = context
             .session
-            .exec(&[&run[..], strict, &client].concat())?;
+            .exec(&[&run[..], &library, strict, &client].concat())?;
         context.session.sync()?;
         let account = |context: &mut Context<'_>, path: &str| {
             let extents = context.session.extents(path).unwrap_or_default();
@@ -218,6 +240,52 @@ fn counts(ran: &Ran, kind: &str) -> Result<()> {
         [Some(counts), None] => ensure!(!counts.split(' ').any(|n| n == "0"), ran.what()),
         [None, Some(_)] => {}
         other => bail!("{other:?}: {}", ran.what()),
+    }
+    Ok(())
+}
+
+/// Of a file with holes, what lies between them goes by the sizes of `cufile.json`, in each of the
+/// three ways of asking: shorter runs through host memory, the others direct. Without leave to
+/// copy NVIDIA's own size refuses nothing.
+fn sparse(context: &mut Context<'_>) -> Result<()> {
+    const KIB: u64 = 1 << 10;
+    // In each third: all but 4 and 8 KiB of 1 MiB.
+    let holes = |third: u64| {
+        let at = third * (BYTES / 3) + 4096 * KIB;
+        [
+            at..at + 508 * KIB,
+            at + 512 * KIB..at + 1012 * KIB,
+            at + 1020 * KIB..at + 1024 * KIB,
+        ]
+    };
+    let file = || {
+        let plan = FilePlan::dense("client-sparse", 502, BYTES);
+        (0..3).flat_map(holes).fold(plan, FilePlan::hole)
+    };
+    let data = BYTES - 3 * 1012 * KIB;
+    let sizes = |size: &str| format!("{{ \"sparse\": {{ {size} }} }}");
+    for (configuration, strict, short) in [
+        ("{}".to_owned(), false, 3 * 4 * KIB),
+        ("{}".to_owned(), true, 0),
+        (sizes("\"min_p2pdma_threshold_kb\": 9"), false, 3 * 12 * KIB),
+        (sizes("\"p2p_compat_enable\": false"), false, 0),
+    ] {
+        let fs = FileSystem::Ext4;
+        let ran = Ran::of(context, PROGRAM, fs, strict, file(), &configuration)?;
+        let what = || format!("{configuration}: {}", ran.what());
+        ran.is_right(context).with_context(what)?;
+        let read = ran.read.data;
+        ensure!(
+            read.into_bar == data - short && read.into_ram == short,
+            what()
+        );
+        let through_host = ran.by(Path::CompatCache) + ran.by(Path::CompatDirect);
+        ensure!(
+            through_host == short
+                && ran.by(Path::DirectSwitch) == data - short + BYTES
+                && (ran.counted(Reason::BelowThreshold) > 0) == (short > 0),
+            what()
+        );
     }
     Ok(())
 }
