@@ -601,7 +601,7 @@ pub(super) fn during(
         let mark = context.vm.mark()?;
         let pending = setup.client.start(way, setup.request(&buffer, 0, SLOW))?;
         let result = pending
-            .still_runs_after(Duration::from_millis(500))
+            .still_runs_after(Duration::from_millis(200))
             .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
             .and_then(|pending| {
                 on_the_ring(&setup.client, way == Way::Submitted)?;

@@ -26,10 +26,10 @@ const PAGE: u64 = 4096;
 /// Bytes of a request that is slowed down: one part.
 const SLOW: u64 = 8 * MIB;
 /// Bytes in a second, then.
-const SPEED: u64 = 4 * MIB;
+const SPEED: u64 = 8 * MIB;
 /// What the mock GPU leaves where memory was before it moved.
 const MOVED: u8 = 0xEE;
-/// How long the end of a registration may take. With [`SPEED`] a part takes 2 s.
+/// How long the end of a registration may take. With [`SPEED`] a part takes 1 s.
 const BOUND: Duration = Duration::from_secs(5);
 
 /// The cases.
@@ -603,7 +603,7 @@ fn during(
     throttle(context, SPEED)?;
     let pending = setup.device.start(VRAMIO_IOC_READ, io(file, id, 0, SLOW))?;
     let result = pending
-        .still_runs_after(Duration::from_millis(300))
+        .still_runs_after(Duration::from_millis(100))
         .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))
         .and_then(|pending| {
             let slow = Slow {
@@ -631,7 +631,7 @@ fn moved_mid_request(context: &mut Context<'_>) -> Result<()> {
         ensure!(took < BOUND, "moving took {took:?}");
         let done = slow.pending.wait()?.ok(|out| out.reason)?;
         ensure!(done.bytes == SLOW, "{done:?}");
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(250));
         let untouched = vec![MOVED; SLOW as usize];
         same("the old place", &gather(context.vm, &old)?, &untouched)?;
         // What the request brought was moved along.
@@ -717,7 +717,7 @@ fn free_waits(context: &mut Context<'_>) -> Result<()> {
         let request = io(file, buffer.id, 0, SLOW);
         let pending = buffer.device.start(VRAMIO_IOC_READ, request)?;
         let pending = pending
-            .still_runs_after(Duration::from_millis(300))
+            .still_runs_after(Duration::from_millis(100))
             .map_err(|early| anyhow!("the slow request ended at once: {early:?}"))?;
         let start = Instant::now();
         let freed = buffer
