@@ -14,7 +14,7 @@ use crate::kernel::{Kernel, Variant};
 use anyhow::{bail, Context, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Component, Path, PathBuf};
 
 /// Grows when a change here changes the base archive.
@@ -176,13 +176,11 @@ pub fn write_base(root: &BuildRoot, kernel: &Kernel, path: &Path) -> Result<()> 
 /// # Errors
 ///
 /// When a file cannot be read or written.
-pub fn write_run(base: &Path, extras: &[Extra], path: &Path) -> Result<()> {
-    fs::copy(base, path)
-        .with_context(|| format!("copy {} to {}", base.display(), path.display()))?;
-    let file = File::options()
-        .append(true)
-        .open(path)
-        .with_context(|| format!("open {}", path.display()))?;
+pub fn write_run(mut base: &File, extras: &[Extra], path: &Path) -> Result<()> {
+    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    base.rewind()
+        .and_then(|()| io::copy(&mut base, &mut file))
+        .with_context(|| format!("copy the base archive to {}", path.display()))?;
     let mut archive = Archive::new(io::BufWriter::new(file));
     archive.file("init", 0o755, INIT.as_bytes())?;
     for extra in extras {

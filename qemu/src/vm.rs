@@ -19,7 +19,7 @@ use crate::programs::Programs;
 use crate::topology::Disk;
 use crate::trace::{Command, Trace};
 use anyhow::{anyhow, bail, ensure, Context, Result};
-use std::fs;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::thread;
@@ -51,7 +51,8 @@ const UDEV_RULES: &str = "usr/lib/udev/rules.d/60-vramio.rules";
 #[derive(Debug)]
 pub struct Parts {
     prepared: Prepared,
-    base: PathBuf,
+    /// Open, since another checkout with a newer base archive removes this one.
+    base: File,
     extras: Vec<Extra>,
     runs: PathBuf,
 }
@@ -184,7 +185,7 @@ fn lean(prepared: &Prepared, extra: &Extra) -> Result<PathBuf> {
 }
 
 /// The base archive of the kernel, from the cache.
-fn base(prepared: &Prepared) -> Result<PathBuf> {
+fn base(prepared: &Prepared) -> Result<File> {
     const FILE: &str = "base.cpio";
     let root = prepared
         .root
@@ -205,7 +206,8 @@ fn base(prepared: &Prepared) -> Result<PathBuf> {
             }
         }
     }
-    Ok(prepared.cache.path(&name).join(FILE))
+    let path = prepared.cache.path(&name).join(FILE);
+    File::open(&path).with_context(|| format!("open {}", path.display()))
 }
 
 /// A machine whose agent is ready.
