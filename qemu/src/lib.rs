@@ -49,5 +49,6 @@ pub mod shell;
 pub mod symvers;
 pub mod topology;
 pub mod trace;
+mod tsc;
 pub mod vm;
 pub mod wheel;

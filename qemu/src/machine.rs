@@ -6,7 +6,7 @@ use crate::enter::{Bind, BuildRoot};
 use crate::kernel::Kernel;
 use crate::plug::Plug;
 use crate::topology::{Disk, Topology};
-use crate::trace;
+use crate::{trace, tsc};
 use anyhow::{Context, Result};
 use command_fds::{CommandFdExt, FdMapping};
 use std::fs::File;
@@ -477,6 +477,11 @@ fn kernel_command_line(config: &Config, kernel: &Kernel) -> String {
     }
     words.extend(kernel.variant.words());
     words.extend(config.kernel_args.iter().map(String::as_str));
+    // With `-icount` the counter counts instructions, and no host is too busy for that.
+    let rate = format!("tsc_early_khz={}", tsc::khz());
+    if !config.qemu_args.iter().any(|arg| arg == "-icount") {
+        words.push(&rate);
+    }
     words.join(" ")
 }
 
