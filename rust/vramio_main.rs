@@ -115,7 +115,7 @@ impl kernel::InPlaceModule for Vramio {
             reclaim: reclaim::Reclaim::new()?,
             bus <- unbind::BusWatch::new(),
             drivers <- hooks::Drivers::new(),
-            // Last: who has opened it keeps a module whose start fails from nothing.
+            // Last: were a later step to fail, the module would go under an open file.
             node <- node::Node::new(c"vramio", 0o660, ()),
         })
     }

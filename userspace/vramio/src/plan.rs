@@ -199,8 +199,12 @@ impl Plan {
 
     /// Whether there is such a run in what is left of it.
     pub(crate) fn has_short_runs(&self, map: Option<&dyn Map>) -> bool {
+        // Nearly always there is nothing to look for.
+        if self.shortest == 0 || map.is_none() {
+            return false;
+        }
         let mut rest = self.clone();
-        self.shortest > 0 && std::iter::from_fn(|| rest.next(map)).any(|section| section.is_short())
+        std::iter::from_fn(|| rest.next(map)).any(|section| section.is_short())
     }
 
     /// Why a part of it can't go direct, if that is so.

@@ -463,8 +463,8 @@ fn open_as_it_appears(context: &mut Context<'_>) -> Result<()> {
     let gpu = rest::name(answer.domain, answer.devid);
     let driver = "/sys/bus/pci/drivers/vramio_mockgpu";
     let bound = format!("echo {gpu} > {driver}/unbind && echo {gpu} > {driver}/bind");
-    let loaded = "until rmmod vramio 2>/dev/null; do :; done; insmod /lib/vramio.ko"
-        .replace("/lib", &format!("/{MODULE_DIR}"));
+    let loaded =
+        format!("until rmmod vramio 2>/dev/null; do :; done; insmod /{MODULE_DIR}/vramio.ko");
     for (node, rounds, around) in [("mockgpu0", 15, bound), ("vramio", 5, loaded)] {
         let opener = format!(
             "n=0
