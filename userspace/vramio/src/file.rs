@@ -71,7 +71,7 @@ pub(crate) struct Target {
     pub(crate) no_mincore: AtomicBool,
     /// RWF_NOWAIT is not there for this file.
     pub(crate) no_nowait: AtomicBool,
-    /// The last small read was in the page cache.
+    /// What was read last was in the page cache.
     pub(crate) likely_cached: AtomicBool,
     warned: Mutex<HashSet<Code<Reason>>>,
 }

@@ -118,6 +118,40 @@ fn the_path_is_where_the_data_was() {
     }
 }
 
+/// A file that was cached is taken to be, where its end still is; what has left the cache comes
+/// from the drive, and little of it is brought in.
+#[test]
+fn what_has_left_the_cache_is_read_from_the_drive() {
+    let _alone = alone();
+    let dir = directory();
+    // In one staging buffer, and in several.
+    for size in [3 * MIB, 16 * MIB] {
+        let context = context(|config| {
+            config.threads = 3;
+            config.slab_bytes = 4 << 20;
+        });
+        let data = content(25, 0, size as usize);
+        let std = make(&path(&dir), &data);
+        let file = open(&context, &path(&dir));
+        for round in 0..5 {
+            warm(&std, 0, size as usize);
+            let vram = Vram::new(&context, size);
+            let read = || {
+                let outcome = file.read_at(&vram.buffer, 0, 0, size).expect("it reads");
+                assert_eq!(outcome.bytes, size);
+                adds_up(&outcome);
+                assert!(vram.content() == data, "{round}: {outcome:?}");
+                outcome.moved.by(Path::CompatDirect)
+            };
+            assert_eq!(read(), 0, "{round}");
+            evict(&std, 0, size - 64 * 1024);
+            let direct = read();
+            // Each thread tries once at most.
+            assert!(direct > size / 5 * 2, "{round}: {direct} of {size}");
+        }
+    }
+}
+
 /// Small reads of cold data do not bring it into the cache, also after reads of cached
 /// data: at most the first one is tried there.
 #[test]
@@ -488,7 +522,8 @@ fn mock_a_cached_request_takes_one_staging_buffer_and_waits_once() {
         let made = [0, 1, 2, 3].map(|index| after[index] - before[index]);
         assert!(made[0] <= at_once, "pinned: {made:?}");
         assert_eq!(made[1] + made[2], 3 * at_once, "waits: {made:?}");
-        assert!(made[3] <= 3 * at_once * 6, "copies: {made:?}");
+        // No piece is shorter than 128 KiB.
+        assert!(made[3] <= 3 * at_once * 24, "copies: {made:?}");
         for vram in &vrams {
             assert!(vram.content() == data);
         }

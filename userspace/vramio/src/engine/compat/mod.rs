@@ -11,7 +11,7 @@
 //! each.
 
 mod cache;
-mod demote;
+mod past;
 mod pool;
 mod read;
 mod ring;
@@ -38,14 +38,14 @@ use crate::outcome::{Direction, Outcome};
 use crate::plan::Limits;
 use pool::{NoSlab, Pool};
 use run::{How, Run};
-use whole::is_cached;
+use whole::is_likely_cached;
 
 /// Pieces of a request that many threads work on are at least this long, bytes.
 const LEAST_PIECE: u64 = 256 << 10;
 
 /// Of a request that is in the page cache as a whole each thread has this many pieces, so
 /// that the copy engine begins early, and is not busy for long after the last was read.
-const CACHED_PIECES: u64 = 2;
+const CACHED_PIECES: u64 = 8;
 /// They are at least and at most this long, bytes.
 const CACHED_PIECE: (u64, u64) = (128 << 10, 512 << 10);
 /// One piece is all of the request.
@@ -222,6 +222,12 @@ impl Compat {
         (threads.min(pieces), piece)
     }
 
+    /// Whether who waits for copies sleeps: the others need the cores, or have so many copies
+    /// before this one's that staying awake is long.
+    fn is_crowded(&self, others: Others) -> bool {
+        others.all >= self.cores / 2 || others.here >= self.threads
+    }
+
     /// How long the pieces of a read are that one staging buffer holds, where all is in the
     /// page cache; `None`: it gains nothing by that. A request beside others that has one
     /// thread reads all of it at once: each call of the driver keeps others waiting.
@@ -288,7 +294,7 @@ impl Engine for Compat {
         };
         let mut how = How::Free;
         let whole = self.whole(job.request.len, threads, under_way.others.here);
-        if let Some(whole) = whole.filter(|_| lease.is_some() && is_cached(job)) {
+        if let Some(whole) = whole.filter(|_| lease.is_some() && is_likely_cached(job)) {
             piece = whole;
             how = How::Whole;
         } else if job.request.len > piece {
@@ -302,8 +308,7 @@ impl Engine for Compat {
             station.pool.clone(),
             piece,
             how,
-            // Then who waits leaves the others the cores.
-            under_way.others.all >= self.cores / 2,
+            self.is_crowded(under_way.others),
         );
         if threads == 1 && how != How::Whole {
             let result = run.alone(lease);
@@ -392,6 +397,16 @@ mod tests {
             assert!(gains_by_threads(How::Free, Read, direct));
             assert!(gains_by_threads(How::OneAtDrive, Read, direct));
         }
+    }
+
+    #[test]
+    fn who_waits_beside_many_sleeps() {
+        let crowded = |cores, here, elsewhere| compat(cores).is_crowded(others(here, elsewhere));
+        assert!(!crowded(32, 7, 0));
+        assert!(crowded(32, 8, 0));
+        assert!(!crowded(32, 7, 8));
+        assert!(crowded(32, 7, 9));
+        assert!(crowded(8, 4, 0));
     }
 
     #[test]

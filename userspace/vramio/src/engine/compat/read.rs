@@ -10,7 +10,7 @@ use io_uring::{opcode, types::Fd};
 use nix::errno::Errno;
 use vramio_abi::Path;
 
-use super::cache::{residency, Residency};
+use super::cache::{likely, Residency};
 use super::error;
 use super::run::{Hand, Piece, Slot};
 use crate::file::{Align, Target};
@@ -114,12 +114,9 @@ fn part(
         target.likely_cached.store(false, Relaxed);
         return unbuffered(hand, at_drive, direct, align, at, len);
     }
-    let cached_len = match residency(target, cached, offset, len) {
+    let cached_len = match likely(target, cached, offset, len) {
         Residency::Cold(len) => return unbuffered(hand, at_drive, direct, align, at, len),
-        Residency::Cached(len) => {
-            target.likely_cached.store(true, Relaxed);
-            len
-        }
+        Residency::Cached(len) => len,
         Residency::Unknown if !has_first(target, cached, offset) => {
             return unbuffered(hand, at_drive, direct, align, at, len);
         }

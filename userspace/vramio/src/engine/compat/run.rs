@@ -26,6 +26,10 @@ use crate::workers::{Task, Workers};
 /// needs for a part.
 const AWAKE: Duration = Duration::from_micros(50);
 
+/// How long a thread waits awake for a copy: as long as several threads' copies of a slot take
+/// one after the other. Who sleeps comes back to a processor whose caches have cooled.
+const COPY_AWAKE: Duration = Duration::from_micros(100);
+
 /// A request under way. Positions count from its start, in bytes.
 #[derive(Debug)]
 pub(super) struct Run {
@@ -411,8 +415,6 @@ pub(super) struct Hand<'r> {
     open: [Option<u64>; SLOTS],
     /// The position that each slot is held for: at the drive, or on its way there.
     held: [Option<u64>; SLOTS],
-    /// Where the search for a slot begins.
-    next: usize,
     /// The slot of the last copy.
     last: Option<usize>,
     /// Little enough for one slot, or all in one staging buffer: then copies need no marks,
@@ -443,7 +445,6 @@ impl<'r> Hand<'r> {
             moved: Moves::default(),
             open: [None; SLOTS],
             held: [None; SLOTS],
-            next: 0,
             last: None,
             small: run.job.request.len <= run.piece || run.how == How::Whole,
             _entered: entered,
@@ -480,12 +481,15 @@ impl<'r> Hand<'r> {
     /// An empty slot, which is held for the position `at`. `None`: a copy failed, or
     /// there is no staging buffer, which is noted. The caller holds fewer than all.
     pub(super) fn slot(&mut self, at: u64) -> Option<Slot> {
-        let turn = (0..SLOTS).map(|step| (self.next + step) % SLOTS);
-        let free = |index: &usize| self.held[*index].is_none();
-        let index = turn
-            .clone()
-            .find(|index| free(index) && self.open[*index].is_none())
-            .or_else(|| turn.clone().find(free))?;
+        // The first that is empty: a thread that needs few of them has these in its caches.
+        // Else the one whose copy began first.
+        let free = |hand: &Self, slot: &usize| hand.held[*slot].is_none();
+        let index = (0..SLOTS)
+            .find(|slot| free(self, slot) && self.is_empty(*slot))
+            .or_else(|| {
+                let full = (0..SLOTS).filter(|slot| free(self, slot));
+                full.min_by_key(|slot| self.open[*slot])
+            })?;
         if !self.settle(index) {
             return None;
         }
@@ -494,13 +498,32 @@ impl<'r> Hand<'r> {
             return None;
         };
         let len = slab.len() / SLOTS;
-        self.next = (index + 1) % SLOTS;
         self.held[index] = Some(at);
         Some(Slot {
             index,
             start: slab.at(index * len),
             len,
         })
+    }
+
+    /// Whether the copy of a slot that nobody holds is known to be done; then it is settled.
+    fn is_empty(&mut self, slot: usize) -> bool {
+        if self.open[slot].is_none() {
+            return true;
+        }
+        let Kind::Cuda(memory) = &self.run.job.memory.kind else {
+            return false;
+        };
+        // Without marks it can't be asked for.
+        let slab = self.lease.as_mut().and_then(Lease::slab);
+        let lane = slab
+            .filter(|_| !self.small)
+            .and_then(|slab| slab.lane(memory.ctx()).ok());
+        let is_done = lane.is_some_and(|lane| lane.is_done(slot));
+        if is_done {
+            self.open[slot] = None;
+        }
+        is_done
     }
 
     /// The slot is no longer held.
@@ -549,17 +572,26 @@ impl<'r> Hand<'r> {
         self.run.fail(first.unwrap_or(at), error);
     }
 
+    /// How long to wait awake for a copy.
+    fn awake(&self) -> Duration {
+        if self.run.crowded {
+            Duration::ZERO
+        } else {
+            COPY_AWAKE
+        }
+    }
+
     /// Waits for the copy of a slot.
     pub(super) fn settle(&mut self, slot: usize) -> bool {
         let Some(at) = self.open[slot].take() else {
             return true;
         };
-        let small = self.small;
+        let (small, most) = (self.small, self.awake());
         self.copied(at, |lane| {
             if small {
                 lane.finish()
             } else {
-                lane.wait(slot)
+                lane.wait(slot, most)
             }
         })
     }
@@ -603,7 +635,7 @@ impl<'r> Hand<'r> {
         let crowded = self.run.crowded;
         self.copied(at, |lane| {
             if crowded {
-                lane.mark(0).and_then(|()| lane.wait(0))
+                lane.mark(0).and_then(|()| lane.wait(0, Duration::ZERO))
             } else {
                 lane.finish()
             }
@@ -723,8 +755,9 @@ impl<'r> Hand<'r> {
             let last = self
                 .last
                 .filter(|slot| self.open[*slot].is_some() && !self.small);
+            let most = self.awake();
             self.copied(at, |lane| match last {
-                Some(last) => lane.wait(last),
+                Some(last) => lane.wait(last, most),
                 None => lane.finish(),
             });
         }

@@ -9,11 +9,10 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::cache::{residency, Residency};
-use super::demote::demote;
-use super::error;
+use super::cache::{likely, Residency};
 use super::read::{nowait, read_into, Wait};
 use super::run::{Piece, Run};
+use super::{error, past};
 use crate::engine::Job;
 use crate::memory::Kind;
 use crate::outcome::Direction;
@@ -28,6 +27,8 @@ pub(super) struct Place {
     parts: Mutex<Vec<Piece>>,
     /// Whether there is something, for who looks without the lock.
     any: AtomicBool,
+    /// Something was not in the page cache: trying more of it would only bring it in.
+    missed: AtomicBool,
 }
 
 // SAFETY: Threads use the parts that they have claimed, which do not overlap; the caller's
@@ -45,6 +46,7 @@ impl Place {
             shared,
             parts: Mutex::default(),
             any: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
         }
     }
 
@@ -89,8 +91,10 @@ impl Place {
     }
 }
 
-/// Whether all of a read comes from the page cache, and goes through a staging buffer.
-pub(super) fn is_cached(job: &Job) -> bool {
+/// Whether a read goes through a staging buffer, and all of it comes from the page cache, as far
+/// as is known without looking at each page. What is not there after all is left to the
+/// caller's thread.
+pub(super) fn is_likely_cached(job: &Job) -> bool {
     let request = &job.request;
     if request.direction != Direction::Read || !matches!(job.memory.kind, Kind::Cuda(_)) {
         return false;
@@ -99,7 +103,7 @@ pub(super) fn is_cached(job: &Job) -> bool {
         return false;
     };
     job.target.direct().is_none()
-        || residency(&job.target, cached, request.file_offset, request.len)
+        || likely(&job.target, cached, request.file_offset, request.len)
             == Residency::Cached(request.len)
 }
 
@@ -113,7 +117,7 @@ pub(super) fn pieces(run: &Run, place: &Place) {
 /// Reads a part. What is missing is left to the caller's thread, or has failed.
 pub(super) fn part(run: &Run, place: &Place, piece: Piece) {
     let target = &*run.job.target;
-    let Ok(cached) = target.cached() else {
+    let Some(cached) = target.cached().ok().filter(|_| !place.missed.load(Relaxed)) else {
         return run.leave(piece);
     };
     let wait = match target.direct() {
@@ -122,23 +126,31 @@ pub(super) fn part(run: &Run, place: &Place, piece: Piece) {
     };
     let offset = run.job.request.file_offset + piece.at;
     let len = piece.len as usize;
-    let bytes = match read_into(target, cached, place.at(piece.at), len, offset, wait) {
-        Ok(bytes) => bytes as u64,
-        Err(errno) => return run.fail(piece.at, error(&run.job, errno)),
+    let to = place.at(piece.at);
+    let read = |to, len, have| read_into(target, cached, to, len, offset + have as u64, wait);
+    let result = if place.shared && past::POSSIBLE {
+        // SAFETY: The staging buffer holds the request, and this piece of it was claimed.
+        unsafe { past::read(to, len, read) }
+    } else {
+        read(to, len, 0).map_err(|errno| (0, errno))
+    };
+    let (bytes, failure) = match result {
+        Ok(bytes) => (bytes as u64, None),
+        Err((bytes, errno)) => (bytes as u64, Some(errno)),
     };
     if bytes > 0 {
-        if place.shared {
-            demote(place.at(piece.at), bytes as usize);
-        }
         place.add(Piece {
             len: bytes,
             ..piece
         });
     }
-    if bytes < piece.len {
-        run.leave(Piece {
-            at: piece.at + bytes,
-            len: piece.len - bytes,
-        });
+    let at = piece.at + bytes;
+    if let Some(errno) = failure {
+        run.fail(at, error(&run.job, errno));
+    } else if bytes < piece.len {
+        target.likely_cached.store(false, Relaxed);
+        place.missed.store(true, Relaxed);
+        let len = piece.len - bytes;
+        run.leave(Piece { at, len });
     }
 }

@@ -3,11 +3,13 @@
 //! Copies.
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUstream};
 
 use super::context::{Ctx, Primary};
 use super::driver::{call, Fault};
+use crate::sync::awake;
 
 /// How many ring slots a [`Lane`] has.
 pub(crate) const SLOTS: usize = 4;
@@ -150,8 +152,18 @@ impl Lane {
         unsafe { call!(cuEventRecord(self.marks[slot], self.stream)) }
     }
 
-    /// Waits, asleep, until everything that the slot marks is done.
-    pub(crate) fn wait(&mut self, slot: usize) -> Result<(), Fault> {
+    /// Whether everything that the slot marks is known to be done.
+    pub(crate) fn is_done(&self, slot: usize) -> bool {
+        // SAFETY: The event is ours.
+        unsafe { call!(cuEventQuery(self.marks[slot])) }.is_ok()
+    }
+
+    /// Waits until everything that the slot marks is done: awake for no longer than `most`,
+    /// and asleep after that.
+    pub(crate) fn wait(&mut self, slot: usize, most: Duration) -> Result<(), Fault> {
+        if !most.is_zero() && awake(most, || self.is_done(slot)) {
+            return Ok(());
+        }
         // SAFETY: The event is ours.
         unsafe { call!(cuEventSynchronize(self.marks[slot])) }
     }

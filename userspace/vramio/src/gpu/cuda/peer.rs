@@ -3,6 +3,7 @@
 //! Copies from one GPU's memory into another one's.
 
 use std::mem::ManuallyDrop;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 use vramio_abi::Reason;
@@ -143,7 +144,7 @@ impl CudaPeer {
     ///
     /// [`Reason::PeerCopy`]: a copy failed; which one of those so far is not known.
     pub fn wait(&mut self, slot: usize) -> Result<(), Error> {
-        self.run(|lane| lane.wait(slot % SLOTS), waited)
+        self.run(|lane| lane.wait(slot % SLOTS, Duration::ZERO), waited)
     }
 
     /// Waits until all that was begun is done.
