@@ -177,7 +177,8 @@ impl Calls {
         self.copy(device, len)
     }
 
-    fn copy(&mut self, device: u64, len: usize) -> Result<()> {
+    /// A copy alone.
+    pub fn copy(&mut self, device: u64, len: usize) -> Result<()> {
         self.stream.copy_in(device, &mut self.pinned, len)?;
         self.stream.finish()
     }

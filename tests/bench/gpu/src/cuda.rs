@@ -142,6 +142,14 @@ impl Stream {
         check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.start, len, self.stream) })
     }
 
+    /// Copies a part of it into device memory.
+    pub fn copy_part(&self, to: u64, from: &Pinned, skip: usize, len: usize) -> Result<()> {
+        ensure!(skip + len <= from.len, "there are {} bytes", from.len);
+        let from = from.start.wrapping_byte_add(skip);
+        // SAFETY: The memory is pinned, and stays until the caller has waited.
+        check(unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, len, self.stream) })
+    }
+
     /// Copies from one device's memory into another one's.
     ///
     /// # Safety

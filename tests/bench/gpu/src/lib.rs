@@ -3,6 +3,7 @@
 //! What the benchmarks on a machine with CUDA GPUs have in common: how things are measured,
 //! and what one would write by hand.
 
+pub mod awake;
 pub mod baseline;
 pub mod cuda;
 pub mod file;

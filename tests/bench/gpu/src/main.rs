@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{ensure, Context as _, Result};
+use bench::awake::{Awake, Way};
 use bench::{baseline, cuda, file};
 use clap::{Parser, ValueEnum};
 use vramio::gpu::cuda::{CudaAlloc, CudaGpu};
@@ -47,6 +48,8 @@ enum Part {
     Cached,
     /// Cached, call by call.
     Calls,
+    /// Cached, calls of 2 to 8 MiB one after the other, beside threads that never sleep.
+    Serial,
     /// From which length on more threads pay.
     Split,
     /// A cold file, in one call and call by call; half of it cached.
@@ -171,10 +174,15 @@ impl Bench {
 
     /// Whether the device has what the file has.
     fn verify(&self) -> Result<()> {
+        self.verify_first(self.size)
+    }
+
+    /// The same, of so many bytes.
+    fn verify_first(&self, size: u64) -> Result<()> {
         let mut found = vec![0u8; (16 * MIB) as usize];
         let mut expected = found.clone();
-        for at in (0..self.size).step_by(found.len()) {
-            let len = found.len().min((self.size - at) as usize);
+        for at in (0..size).step_by(found.len()) {
+            let len = found.len().min((size - at) as usize);
             self.memory.read(at, &mut found[..len])?;
             std::os::unix::fs::FileExt::read_exact_at(&self.plain, &mut expected[..len], at)?;
             ensure!(
@@ -196,6 +204,9 @@ impl Bench {
         };
         if wanted(Part::Calls) {
             self.cached_calls(&ours)?;
+        }
+        if wanted(Part::Serial) {
+            self.serial(&ours)?;
         }
         if wanted(Part::Split) {
             self.split()?;
@@ -300,6 +311,67 @@ impl Bench {
                 Ok(())
             })?,
         );
+        Ok(())
+    }
+
+    /// How near requests that come one after the other are to what can be had at any price.
+    fn serial(&self, ours: &Ours) -> Result<()> {
+        println!(
+            "\n== cached, calls one after the other, and by hand with threads that never sleep"
+        );
+        let device = self.memory.address();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // The caller stays awake, too.
+        let threads = cores.saturating_sub(1).clamp(1, 8);
+        // Whole requests.
+        let whole = self.size.min(1 << 30) / (8 * MIB) * (8 * MIB);
+        let poison = vec![0xa5; (8 * MIB) as usize];
+        self.warm()?;
+        for len in [2 * MIB, 4 * MIB, 8 * MIB] {
+            let calls = whole / len;
+            let bytes = len as usize;
+            let places = || (0..calls).map(|call| call * len);
+            let file = (&self.plain, whole);
+            let awake = |way| Awake::new(file, threads, way, (bytes, 128 << 10));
+            let mut alone = baseline::Calls::registered(bytes)?;
+            let (mut read, mut past, mut mapped) = (
+                awake(Way::Read)?,
+                awake(Way::PastCaches)?,
+                awake(Way::FromMapping)?,
+            );
+            let mut copy = baseline::Calls::registered(bytes)?;
+            for way in [&mut read, &mut past, &mut mapped] {
+                for at in (0..whole).step_by(poison.len()) {
+                    self.memory.write(at, &poison)?;
+                }
+                way.run(device)?;
+                self.verify_first(whole)?;
+            }
+            let [copy, alone, read, past, mapped, found] = best(
+                self.rounds,
+                nothing,
+                [
+                    &mut || places().try_for_each(|at| copy.copy(device + at, bytes)),
+                    &mut || {
+                        places().try_for_each(|at| alone.read(&self.plain, at, device + at, bytes))
+                    },
+                    &mut || read.run(device),
+                    &mut || past.run(device),
+                    &mut || mapped.run(device),
+                    &mut || places().try_for_each(|at| ours.read(at, at, len).map(drop)),
+                ],
+            )?;
+            copy.each(&format!("pinned copy of {len} bytes"), calls);
+            alone.each("by hand, one thread, pread and a copy", calls);
+            read.each(&format!("by hand, {threads} threads, pread"), calls);
+            past.each(
+                &format!("by hand, {threads} threads, past the caches"),
+                calls,
+            );
+            let name = format!("by hand, {threads} threads, from a mapping, once made");
+            mapped.each(&name, calls);
+            found.each(&format!("vramio, {len} bytes"), calls);
+        }
         Ok(())
     }
 
