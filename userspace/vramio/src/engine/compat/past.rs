@@ -24,7 +24,8 @@ thread_local! {
 
 /// Calls `read` with a place and a number of bytes, and how many of `len` came before, until
 /// it gives fewer than that, or `len` are there; and stores what it gave from `to` on. Gives
-/// the number of bytes; with a failure, how many came before it.
+/// the number of bytes; with a failure, how many came before it. A thread that is ending, and
+/// has let its pages go, reads straight to where it belongs.
 ///
 /// # Safety
 ///
@@ -34,13 +35,16 @@ pub(super) unsafe fn read<E>(
     len: usize,
     mut read: impl FnMut(*mut u8, usize, usize) -> Result<usize, E>,
 ) -> Result<usize, (usize, E)> {
-    OWN.with_borrow_mut(|own| {
+    let by_own = |own: &RefCell<Vec<u8>>| {
+        let mut own = own.try_borrow_mut().ok()?;
         own.resize(PAGES, 0);
         let mut have = 0;
         while have < len {
             let want = PAGES.min(len - have);
-            let bytes = read(own.as_mut_ptr(), want, have).map_err(|error| (have, error))?;
-            let bytes = bytes.min(want);
+            let bytes = match read(own.as_mut_ptr(), want, have) {
+                Ok(bytes) => bytes.min(want),
+                Err(error) => return Some(Err((have, error))),
+            };
             // SAFETY: As the caller promises; `have + bytes` is at most `len`, and `own` is
             // another piece of memory.
             unsafe { store(to.wrapping_add(have), &own[..bytes]) };
@@ -49,8 +53,12 @@ pub(super) unsafe fn read<E>(
                 break;
             }
         }
-        Ok(have)
-    })
+        Some(Ok(have))
+    };
+    match OWN.try_with(by_own) {
+        Ok(Some(result)) => result,
+        _ => read(to, len, 0).map_err(|error| (0, error)),
+    }
 }
 
 /// Stores the bytes from `to` on, where the next to look, in whatever thread, finds them.
@@ -135,6 +143,47 @@ mod tests {
             prop_assert_eq!(&staging[skip..skip + bytes], &file[..bytes]);
             let beside = staging[..skip].iter().chain(&staging[skip + bytes..]);
             prop_assert!(beside.copied().all(|byte| byte == 0xA5));
+        }
+    }
+
+    /// What a thread reads while its own things are being dropped.
+    #[test]
+    fn a_thread_that_is_ending_reads_too() {
+        use std::sync::mpsc::{channel, Sender};
+
+        struct Last(Sender<Vec<u8>>);
+        impl Drop for Last {
+            fn drop(&mut self) {
+                let mut staging = vec![0; PAGES + 5];
+                let (to, len) = (staging.as_mut_ptr(), staging.len());
+                // SAFETY: The vector is that long.
+                let result = unsafe {
+                    read(to, len, |to, want, _| {
+                        to.write_bytes(3, want);
+                        Ok::<_, ()>(want)
+                    })
+                };
+                assert_eq!(result, Ok(len));
+                let _ = self.0.send(staging);
+            }
+        }
+        thread_local! {
+            static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+        }
+        // In one of both orders the pages are gone by then.
+        for pages_first in [true, false] {
+            let (sender, receiver) = channel();
+            let thread = std::thread::spawn(move || {
+                let touch = || OWN.with_borrow_mut(|own| own.push(0));
+                if pages_first {
+                    touch();
+                }
+                LAST.set(Some(Last(sender)));
+                touch();
+            });
+            assert!(thread.join().is_ok());
+            let staging = receiver.recv().expect("it was read");
+            assert!(staging.iter().all(|byte| *byte == 3));
         }
     }
 
